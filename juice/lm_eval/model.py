@@ -85,16 +85,6 @@ class JuiceLM(TemplateLM):
             )
         loading = {name: value for name, value in options.items() if name in LOADING}
         fields = {name: value for name, value in options.items() if name not in LOADING}
-        if isinstance(pretrained, SteeredModel):
-            # lm_eval names a device even for a model that it does not load.
-            if given := sorted(loading.keys() - {"device"}):
-                raise UsageError(f"{given[0]} is given for a model that is loaded; drop it")
-            model = pretrained
-        else:
-            # lm_eval's own default; on a machine without a GPU, `hf` runs on the CPU, too.
-            if loading.get("device") == "cuda:0" and not torch.cuda.is_available():
-                del loading["device"]
-            model = load(pretrained, **loading)
         if isinstance(steer, Steer):
             if fields:
                 raise UsageError(f"{min(fields)} is given beside a Steer; put it into the Steer")
@@ -106,6 +96,16 @@ class JuiceLM(TemplateLM):
                 "a task's prompts do not say where the question begins, nor where an answer does; "
                 "leave positions out, and give strength as one number"
             )
+        if isinstance(pretrained, SteeredModel):
+            # lm_eval names a device even for a model that it does not load.
+            if given := sorted(loading.keys() - {"device"}):
+                raise UsageError(f"{given[0]} is given for a model that is loaded; drop it")
+            model = pretrained
+        else:
+            # lm_eval's own default; on a machine without a GPU, `hf` runs on the CPU, too.
+            if loading.get("device") == "cuda:0" and not torch.cuda.is_available():
+                del loading["device"]
+            model = load(pretrained, **loading)
         model.resolve(asked)  # reports what is wrong before a task is built
         self.model, self.steer = model, asked
         self._prompted = model  # the same, which takes prompts as the harness gives them

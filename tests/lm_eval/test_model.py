@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,17 @@ import torch
 
 import juice
 from tests.support import oracle
+from tests.support.commands import juice as forked
 
 ROOT = Path(__file__).parents[2]
 MINI = ROOT / "juice" / "models" / "mini"
-PROGRAM = ROOT / "tests" / "support" / "lm_eval_runs.py"
+# Where the harness keeps data sets is read at import.
+PROGRAM = """
+import os, sys
+os.environ["HF_DATASETS_CACHE"] = sys.argv.pop()
+from tests.support import lm_eval_runs
+lm_eval_runs.main()
+"""
 KINDS = ("multiple_choice", "generate_until", "loglikelihood_rolling")
 N_NEW = 8
 # float32 sums of up to a thousand log-probabilities, in batches of different shapes.
@@ -123,13 +130,20 @@ def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
         runs[f"{name}_chat"] = {**runs[name], "tasks": every[:2], "apply_chat_template": True}
     for i, (mistake, _) in enumerate(MISTAKES):
         runs[f"mistake_{i}"] = {"model": "juice", "model_args": mistake, "tasks": every[-1:]}
-    done = harness(PROGRAM, folder, json.dumps(runs), cache=tmp_path_factory.mktemp("cache"))
+    cache = str(tmp_path_factory.mktemp("cache"))
+    done = forked(str(folder), json.dumps(runs), cache, program=PROGRAM, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout.splitlines()[-1])
     return {
         name: {task.removeprefix("conflict_"): each for task, each in tasks.items()}
         for name, tasks in answers.items()
     }
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[juice.SteeredModel]:
+    with juice.load("mini", head_sets="head_sets") as loaded:
+        yield loaded
 
 
 def harness(
@@ -181,55 +195,53 @@ def test_a_chat_is_the_one_of_the_harness_own_class(found: dict[str, Any]) -> No
 
 
 def test_steered_numbers_are_those_of_the_two_runs(
-    found: dict[str, Any], rows: list[dict[str, Any]]
+    found: dict[str, Any], rows: list[dict[str, Any]], model: juice.SteeredModel
 ) -> None:
     """Kills: an unsteered choice, or a prompt steered without its choice."""
-    with juice.load("mini", head_sets="head_sets") as model:
-        head_set = model.head_sets.get("context")
-        betas = head_set.betas()
-        assert betas is not None
-        heads = {
-            **dict.fromkeys(head_set.heads.plus, betas.plus),
-            **dict.fromkeys(head_set.heads.minus, betas.minus),
-        }
-        network, tokenizer = model.loaded.model, model.description.tokenizer
+    head_set = model.head_sets.get("context")
+    betas = head_set.betas()
+    assert betas is not None
+    heads = {
+        **dict.fromkeys(head_set.heads.plus, betas.plus),
+        **dict.fromkeys(head_set.heads.minus, betas.minus),
+    }
+    network, tokenizer = model.loaded.model, model.description.tokenizer
 
-        def scored(ids: list[int], n: int) -> tuple[float, bool]:
-            logits = oracle.steered_logits(network, ids, heads)[-n - 1 : -1]
-            last = torch.tensor(ids[-n:])
-            p = logits.double().log_softmax(-1).gather(1, last[:, None]).sum()
-            return float(p), bool((logits.argmax(-1) == last).all())
+    def scored(ids: list[int], n: int) -> tuple[float, bool]:
+        logits = oracle.steered_logits(network, ids, heads)[-n - 1 : -1]
+        last = torch.tensor(ids[-n:])
+        p = logits.double().log_softmax(-1).gather(1, last[:, None]).sum()
+        return float(p), bool((logits.argmax(-1) == last).all())
 
-        steered, plain = found["context"], found["none"]
-        by_choice = iter(scores(steered["multiple_choice"]))
-        for row in rows:
-            start = len(tokenizer(row["prompt"].strip())["input_ids"])
-            for choice in row["choices"]:
-                ids = tokenizer(row["prompt"] + choice)["input_ids"]
-                p, is_greedy = next(by_choice)
-                expected, expected_greedy = scored(ids, len(ids) - start)
-                assert p == pytest.approx(expected, **TOLERANCE)
-                assert is_greedy == expected_greedy
-        for row, (((text,),),) in zip(rows, ([r] for r in steered["generate_until"]), strict=True):
-            ids = tokenizer(row["prompt"])["input_ids"]
-            tokens = oracle.generate(network, ids, heads, N_NEW)[0]
-            expected_text = tokenizer.decode(tokens, skip_special_tokens=True)
-            assert text == expected_text.split(".")[0]
-        for row, p in zip(rows[:-1], sums(steered["loglikelihood_rolling"]), strict=False):
-            ids = tokenizer(row["text"])["input_ids"]
-            first = tokenizer.bos_token_id
-            assert p == pytest.approx(scored([first, *ids], len(ids))[0], **TOLERANCE)
+    steered, plain = found["context"], found["none"]
+    by_choice = iter(scores(steered["multiple_choice"]))
+    for row in rows:
+        start = len(tokenizer(row["prompt"].strip())["input_ids"])
+        for choice in row["choices"]:
+            ids = tokenizer(row["prompt"] + choice)["input_ids"]
+            p, is_greedy = next(by_choice)
+            expected, expected_greedy = scored(ids, len(ids) - start)
+            assert p == pytest.approx(expected, **TOLERANCE)
+            assert is_greedy == expected_greedy
+    for row, (((text,),),) in zip(rows, ([r] for r in steered["generate_until"]), strict=True):
+        ids = tokenizer(row["prompt"])["input_ids"]
+        tokens = oracle.generate(network, ids, heads, N_NEW)[0]
+        expected_text = tokenizer.decode(tokens, skip_special_tokens=True)
+        assert text == expected_text.split(".")[0]
+    for row, p in zip(rows[:-1], sums(steered["loglikelihood_rolling"]), strict=False):
+        ids = tokenizer(row["text"])["input_ids"]
+        first = tokenizer.bos_token_id
+        assert p == pytest.approx(scored([first, *ids], len(ids))[0], **TOLERANCE)
     assert scores(steered["multiple_choice"]) != scores(plain["multiple_choice"])
     assert steered["generate_until"] != plain["generate_until"]
 
 
 def test_a_gate_decides_once_for_all_choices_of_a_prompt(
-    found: dict[str, Any], rows: list[dict[str, Any]]
+    found: dict[str, Any], rows: list[dict[str, Any]], model: juice.SteeredModel
 ) -> None:
-    with juice.load("mini", head_sets="head_sets") as model:
-        asked = [row["prompt"].strip() for row in rows]
-        done = model.generate(asked, steer="context", gate="auto", max_tokens=1)
-        steers = [c.steering.applied for c in done]
+    asked = [row["prompt"].strip() for row in rows]
+    done = model.generate(asked, steer="context", gate="auto", max_tokens=1)
+    steers = [c.steering.applied for c in done]
     assert set(steers) == {True, False}
     gated = scores(found["gated"]["multiple_choice"])
     for i, is_steered in enumerate(steers):
