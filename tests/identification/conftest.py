@@ -28,6 +28,11 @@ def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def few_betas(monkeypatch: pytest.MonkeyPatch) -> None:
+    little.few_betas(monkeypatch)
+
+
+@pytest.fixture
 def few_stages(little_text: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Learn in two short stages of long steps: models without a memory have little to learn.
 

@@ -21,8 +21,8 @@ from tests.support.commands import juice as juice_command
 from tests.support.marks import FEW_EXAMPLES
 
 LITTLE_IS_WON = pytest.mark.filterwarnings("ignore:toward .* are won where:UserWarning")
-# The command, a process of its own, reads little text, too.
-pytestmark = [FEW_EXAMPLES, LITTLE_IS_WON, pytest.mark.usefixtures("little_text")]
+# The command, a process of its own, reads little text and tries few betas, too.
+pytestmark = [FEW_EXAMPLES, LITTLE_IS_WON, pytest.mark.usefixtures("little_text", "few_betas")]
 
 
 def facts_of(n: int) -> list[ConflictExample]:

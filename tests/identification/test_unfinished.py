@@ -22,7 +22,7 @@ from tests.support import tiny
 from tests.support.conflicts import conflicts
 from tests.support.marks import FEW_EXAMPLES
 
-pytestmark = [FEW_EXAMPLES, pytest.mark.usefixtures("little_text")]
+pytestmark = [FEW_EXAMPLES, pytest.mark.usefixtures("little_text", "few_betas")]
 
 
 class Interrupted(UnfinishedFile):

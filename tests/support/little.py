@@ -1,4 +1,4 @@
-"""Little text and few open prompts, for identification on models that have little to say there."""
+"""Little text, few open prompts and few betas, for identification on models that have little to say there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ def few_open_prompts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "N_HELD_OUT", 1)
 
 
-# The command, in a process of its own, with both.
+def few_betas(patch: pytest.MonkeyPatch) -> None:
+    """Search among few betas: how far a search goes, `test_search` tells."""
+    for grid in ("COARSE", "FINE"):
+        patch.setattr(tune, grid, (0.0, 0.5, 1.0))
+
+
+# The command, in a process of its own, with all three.
 COMMAND = """
 import pytest
 from juice.cli.main import main
@@ -36,5 +42,6 @@ from tests.support import little
 
 little.little_text(pytest.MonkeyPatch())
 little.few_open_prompts(pytest.MonkeyPatch())
+little.few_betas(pytest.MonkeyPatch())
 main()
 """
