@@ -36,12 +36,8 @@ SETS = {
 def facts(mini: juice.SteeredModel) -> list[ConflictExample]:
     """Facts that the model knows, of all relations."""
     some = juice.read_examples("mini")[::75]
-    return [
-        e
-        for e in some
-        if mini.generate(e.prompts["clean"], max_tokens=8)[0].text.strip(" .")
-        in e.parametric_answer
-    ]
+    done = mini.generate([e.prompts["clean"] for e in some], max_tokens=8)
+    return [e for e, c in zip(some, done, strict=True) if c.text.strip(" .") in e.parametric_answer]
 
 
 def made(mini: juice.SteeredModel, target: str, **changes: object) -> HeadSet:
@@ -79,7 +75,7 @@ def test_rules_are_those_of_their_definition(
     target: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The oracle asks one prompt at a time and finds the thresholds itself."""
+    """The oracle asks for one signal at a time and finds the thresholds itself."""
     monkeypatch.setattr(gates, "TAIL", 0.08)
     head_set = made(mini, target)
     shuffled = Random(0).sample(facts, len(facts))
@@ -109,16 +105,19 @@ def test_rules_are_those_of_their_definition(
             assert min(abs(rule.threshold - value) for value in quantiles) < 1e-5
             assert rule.side_effects[kind][0] - rule.side_effects[kind][1] <= 0.05
         assert rule.kept >= 0.9
-        before, after = rule.side_effects["clean"]
-        steer, right = juice.Steer(target=target, head_set=head_set), [0, 0]
-        for e in facts:
-            clean = e.prompts["clean"]
-            steers = value(mini, rule.signal, head_set, clean, clean) >= rule.threshold
-            for i, way in enumerate(("none", steer if steers else "none")):
-                text = mini.generate(clean, steer=way, max_tokens=15)[0].text
-                right[i] += contains_answer(text, e.parametric_answer)
-        assert before == pytest.approx(right[0] / len(facts))
-        assert after == pytest.approx(right[1] / len(facts))
+        steer = juice.Steer(target=target, head_set=head_set)
+        clean = [e.prompts["clean"] for e in facts]
+        gated = [
+            steer if value(mini, rule.signal, head_set, p, p) >= rule.threshold else "none"
+            for p in clean
+        ]
+        for found, ways in zip(rule.side_effects["clean"], ("none", gated), strict=True):
+            done = mini.generate(clean, steer=ways, max_tokens=15)
+            right = [
+                contains_answer(c.text, e.parametric_answer)
+                for c, e in zip(done, facts, strict=True)
+            ]
+            assert found == pytest.approx(sum(right) / len(facts))
 
 
 def test_a_gate_lets_a_strong_set_do_no_harm(

@@ -1,4 +1,4 @@
-"""Little text, few open prompts and few betas, for identification on models that have little to say there."""
+"""Little text, few open prompts and few betas, for identification on models with little to say."""
 
 from __future__ import annotations
 
