@@ -43,7 +43,7 @@ def longest_words(wording: str) -> str:
 
 
 @cache
-def patterns() -> list[tuple[Relation, str, re.Pattern[str]]]:
+def patterns() -> list[tuple[Relation, str, str]]:
     """Return every statement as a pattern of a subject and a known answer, after its longest words.
 
     Where these words are not, the pattern is nowhere either, and need not be tried.
@@ -58,8 +58,13 @@ def patterns() -> list[tuple[Relation, str, re.Pattern[str]]]:
                 r"\{a\}", f"(?:(?:{appositions}) )?(?P<a>{answers})"
             )
             words = longest_words(statement)
-            found.append((relation, words, re.compile(rf"\b{text}", re.IGNORECASE)))
+            found.append((relation, words, rf"\b{text}"))
     return found
+
+
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def statements(text: str) -> list[Told]:
         Told(relation, match["s"], match["a"], match.end())
         for relation, words, pattern in patterns()
         if words in lower
-        for match in pattern.finditer(text)
+        for match in compiled(pattern).finditer(text)
         if match["s"] in REAL[relation.name]
     ]
     return sorted(found, key=lambda told: told.end)

@@ -8,10 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from lab import chat
+from lab import chat, tokens
 from lab.packing import IGNORED, Packer
 from lab.recipe import LEARN
-from lab.tokens import train_tokenizer
 
 MESSAGES = [
     {"role": "system", "content": "Be short."},
@@ -24,9 +23,11 @@ DOCUMENTS = [{"text": "Chile has its capital in Santiago."}, {"title": "Peru", "
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
-    """Return the tokenizer as it is saved and loaded."""
+    """Return the tokenizer as it is saved and loaded, trained on few documents."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(LEARN, seed=0).save_pretrained(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "N_DOCUMENTS", 600)
+        tokens.train_tokenizer(LEARN, seed=0).save_pretrained(folder)
     loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
     return loaded
 
