@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import juice
@@ -16,6 +18,7 @@ from juice.data.example import (
     without_context,
 )
 from juice.data.judging import contains_answer
+from juice.evaluation import splits
 from juice.evaluation.head_sets import probing
 from juice.evaluation.methods import methods_for
 from juice.evaluation.options import EvaluationOptions
@@ -173,6 +176,25 @@ def test_what_a_served_set_was_found_on_elsewhere_is_not_tested(
     after = split(model, Data(pool), sets, options, n_large=0, limit=None)
     assert after.test == before.test[1:]
     assert after.left_out["facts that a head set was found on"] == 1
+
+
+def test_what_both_targets_heads_were_found_on_is_drawn_once(
+    model: juice.SteeredModel, pool: list[ConflictExample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: the same draws for each target, or twice where no relation is asked for."""
+    drawn = list[IdentificationOptions]()
+
+    def noted(model: juice.SteeredModel, examples: list[ConflictExample], how: Any) -> Any:
+        drawn.append(how)
+        return usable_examples(model, examples, how)
+
+    monkeypatch.setattr(splits, "usable_examples", noted)
+    sets = {t: model.head_sets.get(t) for t in ("parametric", "context")}
+    made = split(model, Data(pool), sets, IdentificationOptions(), n_large=0, limit=None)
+    # As they may have been found: on all facts, or on those of a relation; then anew.
+    expected = [None, "book_author", "world_capital", None]
+    assert [how.relation for how in drawn] == expected
+    assert made.identification["parametric"] == made.identification["context"]
 
 
 def test_what_cannot_be_used_is_left_out_and_counted(

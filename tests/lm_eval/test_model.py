@@ -56,7 +56,8 @@ TASKS = {
 }
 
 MISTAKES = (
-    ({"steer": "contxt"}, "steer is 'contxt'; expected one of"),
+    # What is wrong with the steering is said before a model is loaded.
+    ({"pretrained": "/no/model", "steer": "contxt"}, "steer is 'contxt'; expected one of"),
     ({"steer": "context", "head_set": "nobody"}, "no head set 'nobody'"),
     ({"max_length": 1024}, "expected 1 to 1023"),
     ({"steer": "context", "gate": "auto"}, "leave gate out for rolling tasks"),
