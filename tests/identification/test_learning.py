@@ -17,7 +17,7 @@ from juice.formula import CONFLICTS
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Point
 from juice.identification import learned as learning
-from juice.identification import lessons
+from juice.identification import lessons, ordinary
 from juice.identification.examples import known_examples
 from juice.identification.find import find
 from juice.identification.learned import (
@@ -82,6 +82,7 @@ def test_a_learned_set_steers_with_a_beta_for_each_head_and_says_what_it_did(
     mini: juice.SteeredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gain is counted by `generate`, on facts that were neither learned from nor looked at."""
+    monkeypatch.setattr(ordinary, "N_RESPONSES", 32)
     monkeypatch.setattr(lessons, "N_OPEN", 8)
     monkeypatch.setattr(lessons, "N_CONFLICTS", 4)
     monkeypatch.setattr(lessons, "N_PROTECTED", 2)

@@ -11,14 +11,10 @@ from juice.identification import lessons, ordinary, tune
 
 
 def little_text(patch: pytest.MonkeyPatch) -> None:
-    """Measure harm on the first piece of prose, all of it; learn from the other, piece by piece.
-
-    These are short, and a few of them tell how text responds.
-    """
+    """Measure harm on the first piece of prose, all of it; learn from short pieces of the rest."""
     patch.setattr(ordinary, "KINDS", ("prose",))
     patch.setattr(ordinary, "HELD_OUT_EVERY", 1000)
     patch.setattr(tune, "N_PIECES", 1000)
-    patch.setattr(ordinary, "N_RESPONSES", 32)
     patch.setattr(lessons, "ordinary_pieces", partial(ordinary.ordinary_pieces, n_tokens=128))
 
 
