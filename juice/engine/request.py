@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from numbers import Integral
 from operator import index
 from typing import Annotated, Any, Protocol, Self, TypeAlias, TypedDict, TypeVar
@@ -412,7 +411,7 @@ class Request:
         gating = self.gate.without_context if self.gate else ()
         return self.prompt_ids, alone, gating, self.without_context
 
-    @cached_property
+    @property
     def n_positions(self) -> int:
         """The positions reserved for each of its rows: its longest prompt and `max_tokens`."""
         return max(map(len, self.prompts)) + self.options.max_tokens

@@ -50,10 +50,10 @@ FP16_SCALE = 1024.0
 def micro_batches(
     lengths: Sequence[int], switch: int | None, most: int | None = None
 ) -> list[list[int]]:
-    """Group prompts of similar lengths, each group at most MAX_TOKENS with its padding.
+    """Group prompts of similar lengths: at most `most` tokens a group, and little padding.
 
-    `most` are other tokens at most. Padding costs as much as tokens: beyond MAX_PADDING a forward
-    more is cheaper.
+    `most` counts padding, too; None: MAX_TOKENS. Padding costs as much as tokens: beyond
+    MAX_PADDING another forward is cheaper.
 
     Prompts on both sides of `switch`, the length beyond which a model's positions change, stay
     apart: padding would put the shorter ones on the wrong side.

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from juice.engine.steer import Steering
 from juice.errors import JuiceError
@@ -33,7 +31,6 @@ from juice.identification.attribution import (
 )
 from juice.identification.first_tokens import may_keep, method_of, table_of
 from juice.model.loaded import LoadedModel
-from juice.model.prompts import PromptForm
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
 
@@ -66,25 +63,19 @@ def ordinary_pieces(model: SteeredModel, n_tokens: int = N_TOKENS) -> Pieces:
     Passages of a kind follow each other in a piece. Each piece begins with the special tokens with
     which the tokenizer begins a text, if with any.
     """
-    tokenizer, limit = model.description.tokenizer, model.description.max_positions or n_tokens
-    length, special = min(n_tokens, limit), PromptForm(tokenizer).encode("")
+    plain, limit = model.with_chat_template(None), model.description.max_positions or n_tokens
+    length, special = min(n_tokens, limit), plain.prompts.encode("")
     found = Pieces([], [])
     for kind in KINDS:
         passages = (TEXT / f"{kind}.txt").read_text(encoding="utf-8").strip().split(BETWEEN)
         learned_from = [one for i, one in enumerate(passages) if i % HELD_OUT_EVERY]
         for kept, some in zip(found, (learned_from, passages[::HELD_OUT_EVERY]), strict=True):
-            ids = _tokens_of(tokenizer, "\n\n".join(some))
+            ids = plain.tokenize("\n\n".join(some))
             start = special if ids[: len(special)] == special else ()
             step = max(1, length - len(start))
             pieces = (start + ids[at : at + step] for at in range(len(start), len(ids), step))
             kept += [piece for piece in pieces if len(piece) >= min(N_LEAST, limit)]
     return found
-
-
-@lru_cache(maxsize=8)
-def _tokens_of(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    """Return the tokens of a text as it is; all texts of one model are kept."""
-    return PromptForm(tokenizer).tokens(text)
 
 
 Places = Callable[[Sequence[int]], Sequence[int]]
@@ -122,11 +113,10 @@ class OrdinaryText:
         pieces: Sequence[tuple[int, ...]],
         places: Places = every_place,
     ) -> None:
-        self._loaded, most = loaded, MOST_LOGITS // _vocabulary(loaded)
-        batches = micro_batches([*map(len, pieces)], loaded.rope_switch, most)
-        self._readings = [_Reading(loaded, [pieces[i] for i in one], places) for one in batches]
-        n_places = sum(reading.n_places for reading in self._readings)
-        self._keeps = n_places <= most and may_keep(loaded, sum(map(len, pieces)))
+        self._loaded = loaded
+        self._readings = [_Reading(loaded, some, places) for some in _batches(loaded, pieces)]
+        is_small = sum(reading.n_places for reading in self._readings) <= _most_places(loaded)
+        self._keeps = is_small and may_keep(loaded, sum(map(len, pieces)))
 
     def harm(
         self, steerings: Sequence[Steering], progress: Progress, description: str
@@ -292,22 +282,16 @@ def _few(logits: torch.Tensor) -> Iterator[slice]:
     yield from (slice(at, at + n) for at in range(0, len(logits), n))
 
 
-def _batches(
-    loaded: LoadedModel, pieces: Sequence[tuple[int, ...]]
-) -> Iterator[list[tuple[int, ...]]]:
-    n = _at_once(loaded, max(map(len, pieces), default=1))
-    ordered = sorted(pieces, key=len)
-    for at in range(0, len(ordered), n):
-        yield ordered[at : at + n]
+def _batches(loaded: LoadedModel, pieces: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Return the pieces that are read together, of similar lengths."""
+    lengths = [*map(len, pieces)]
+    groups = micro_batches(lengths, loaded.rope_switch, _most_places(loaded))
+    return [[pieces[i] for i in group] for group in groups]
 
 
-def _at_once(loaded: LoadedModel, n_tokens: int) -> int:
-    """Return the number of pieces of so many tokens whose logits are held at once."""
-    return max(1, MOST_LOGITS // (_vocabulary(loaded) * n_tokens))
-
-
-def _vocabulary(loaded: LoadedModel) -> int:
-    return int(loaded.model.get_input_embeddings().weight.shape[0])
+def _most_places(loaded: LoadedModel) -> int:
+    """Return the number of places whose logits are held at once."""
+    return MOST_LOGITS // int(loaded.model.get_input_embeddings().weight.shape[0])
 
 
 def _next_tokens(

@@ -26,6 +26,7 @@ from juice.identification.ordinary import (
 )
 from juice.progress import silent
 from tests.support import chat_templates, oracle, tiny
+from tests.support.architectures import SWITCH, build
 
 FP32 = 1e-5  # nats a token
 PIECES = [(5, 200, 7, 31, 90, 150, 12, 260, 3, 77, 18, 42), (9, 4, 61), (8,), (33, 2, 17, 40, 6)]
@@ -88,6 +89,19 @@ def test_harm_is_that_of_the_two_runs_piece_by_piece(
     assert none.divergence == pytest.approx(0, abs=FP32)
     assert none.perplexity == pytest.approx(1, rel=FP32)
     assert two.divergence > one.divergence > 0.01
+
+
+def test_pieces_on_both_sides_of_a_switch_of_positions_are_not_padded_together() -> None:
+    """Kills: the short piece padded beyond the switch, with the long one's frequencies."""
+    long = tuple(1 + i % 90 for i in range(SWITCH + 4))
+    model = juice.load(build("Phi-3 (longrope)"), tokenizer=tiny.tiny_tokenizer())
+    pieces, steering = [long, long[:-8]], steered_by(model, HEADS, "juice")
+    together, *apart = (
+        OrdinaryText(model.loaded, some).harm([steering], silent, "")[0].divergence
+        * sum(map(len, some))
+        for some in (pieces, pieces[:1], pieces[1:])
+    )
+    assert together == pytest.approx(sum(apart), abs=FP32 * len(long))
 
 
 @pytest.mark.parametrize(

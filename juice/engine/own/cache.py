@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -107,10 +106,8 @@ class SlotLayer(CacheLayerMixin):
     @property
     def bytes_per_position(self) -> int:
         """The bytes of one row's keys and values at one position; 0 before the first forward."""
-        return self._bytes_per_position if self.is_initialized else 0
-
-    @cached_property
-    def _bytes_per_position(self) -> int:
+        if not self.is_initialized:
+            return 0
         return sum(kv.shape[1] * kv.shape[3] * kv.element_size() for kv in (self.keys, self.values))
 
     def resize(self, n_mains: int, n_companions: int, n_positions: int) -> None:
