@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # differently for every shape of a batch.
 TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
 LEAST_SCALE = 2.0
+# What it changes at least in most models, in nats: the first guess, where rounding is known.
+LEAST_EFFECT = 0.5
 # Of the requests: so many may be rounded far by what is steered far.
 FEW = 0.25
 
@@ -211,6 +213,20 @@ class Strictness:
         """Return the error that is allowed beside a rounding, both as shares of the effect."""
         return max(self.share, self.times_rounding * rounding)
 
+    def scale_after(self, scale: float, effect: float, rounding: float) -> float:
+        """Return the scale by which steering may change enough, the same where it does already.
+
+        Args:
+            scale: The scale of the heads.
+            effect: The least that steering by it changes, in nats.
+            rounding: The difference by rounding alone, in nats.
+        """
+        if effect >= self.far * rounding or scale == self.most_scale:
+            return scale
+        # What steering changes grows with the scale, at first in proportion.
+        growth = 1.5 * self.far * rounding / effect if effect else float("inf")
+        return min(self.most_scale, scale * growth)
+
 
 OWN = Strictness(share=0.05, times_rounding=4, far=40, most_scale=32)
 # Rounding is at most 3 % at twenty times itself; of the mistakes in the tests, the least is 13 %.
@@ -228,6 +244,8 @@ class Agreement:
         bound: The share that is allowed there.
         least_effect: The least that steering changes in a request, in nats.
         coefficient: The scale of the heads.
+        rounding: The difference by rounding alone that was measured apart, in nats; 0 where none
+            was.
     """
 
     unsteered: float
@@ -236,10 +254,11 @@ class Agreement:
     bound: float
     least_effect: float
     coefficient: float
+    rounding: float = 0.0
 
     def is_close(self, demands: Strictness, model: ModelDescription) -> bool:
         """Return whether all of it is within the demands; NaN is not."""
-        nats = bound_of(model)
+        nats = max(bound_of(model), self.rounding)
         return (
             self.share <= self.bound
             and self.unsteered <= nats
@@ -272,7 +291,10 @@ def agreement(
     Raises:
         UnsupportedModelError: Steering changes nothing.
     """
-    scale, run = LEAST_SCALE, run or engine.generate
+    run = run or engine.generate
+    scale = LEAST_SCALE
+    if rounding is not None:
+        scale = demands.scale_after(scale, LEAST_EFFECT, rounding)
     while True:
         requests = requests_at(scale)
         comparisons = [
@@ -285,11 +307,9 @@ def agreement(
         least = min((c.effect for c in moved), default=0.0)
         if not any(request.steering.coefficients for request in requests):
             least = float("inf")  # an engine that steers no layer
-        if least >= demands.far * noise or scale == demands.most_scale:
+        if (larger := demands.scale_after(scale, least, noise)) == scale:
             break
-        # What steering changes grows with the scale, at first in proportion.
-        growth = 1.5 * demands.far * noise / least if least else float("inf")
-        scale = min(demands.most_scale, scale * growth)
+        scale = larger
     if not least:
         raise UnsupportedModelError(
             f"{engine.description.identity.architecture} is not steered exactly: no head that was "
@@ -305,6 +325,7 @@ def agreement(
         bound=bound,
         least_effect=least,
         coefficient=scale,
+        rounding=rounding or 0.0,
     )
 
 

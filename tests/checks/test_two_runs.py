@@ -21,6 +21,7 @@ from juice.checks.two_runs import (
     defined_by,
     largest,
 )
+from juice.engine.answer import Completion
 from juice.engine.request import Request
 from juice.engine.steer import unsteered
 from juice.errors import UnsupportedModelError
@@ -111,6 +112,31 @@ def test_an_engine_that_steers_no_layer_is_checked_unsteered(model: juice.Steere
     found = measured(model, defined_by(model.loaded), demands=VLLM, asked=asked)
     assert found.is_close(VLLM, model.description)
     assert found.share == 0
+
+
+def test_coarse_rounding_costs_no_second_round(model: juice.SteeredModel) -> None:
+    """Kills: a check that begins so near to rounding that everything has to run again."""
+    rounds = []
+
+    def run(requests: list[Request]) -> list[Completion]:
+        rounds.append(requests)
+        return model.engine.generate(requests)
+
+    found = measured(model, defined_by(model.loaded), rounding=0.5, run=run)
+    assert found.coefficient == OWN.most_scale
+    assert len(rounds) == 1
+
+
+def test_unsteered_requests_may_differ_by_rounding_that_was_measured_apart(
+    model: juice.SteeredModel,
+) -> None:
+    """Kills: the narrow bound in nats that sent Gemma 3 to batches of one length in bfloat16."""
+    far = replace(GOOD, unsteered=0.4)
+    assert not far.is_close(OWN, model.description)
+    assert not replace(far, rounding=0.39).is_close(OWN, model.description)
+    assert replace(far, rounding=0.41).is_close(OWN, model.description)
+    noisy = measured(model, defined_by(model.loaded), demands=VLLM)
+    assert noisy.rounding == 0  # where it comes from the engine, it excuses nothing
 
 
 @pytest.mark.parametrize("name", ["unsteered", "steered", "share"])
