@@ -16,6 +16,7 @@ sliding windows of three tokens.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -46,7 +47,6 @@ from juice.errors import JuiceError, UnsupportedModelError
 from juice.model.loaded import LoadedModel
 from juice.model.masks import narrow_sliding_windows
 
-LOG = logging.getLogger("juice.checks")
 # Of more weights than these, a prompt of a few tokens is worth several threads.
 N_SMALL = 50_000_000
 # Fastest first.
@@ -101,9 +101,10 @@ def checked_engine(
 def exact_mode(loaded: LoadedModel) -> Mode:
     """Return the fastest mode in which engine and model agree.
 
-    Raises UnsupportedModelError, with the reason of the first mode, where none agrees.
+    Where another than the first is taken, it warns with the reason; where none agrees, it raises
+    UnsupportedModelError with it.
     """
-    reasons: list[UnsupportedModelError] = []
+    name, reasons = type(loaded.model).__name__, list[UnsupportedModelError]()
     for mode in MODES:
         # A switch of positions needs padding after a row; a model with its own masks would see it.
         if (
@@ -115,9 +116,14 @@ def exact_mode(loaded: LoadedModel) -> Mode:
         try:
             verify(loaded, mode)
         except UnsupportedModelError as error:
-            LOG.info("%s is not exact in %s: %s", type(loaded.model).__name__, mode, error)
             reasons.append(error)
         else:
+            if reasons:
+                warnings.warn(
+                    f"{name} is exact only with {mode.in_words()}, which is slower; without: "
+                    f"{reasons[0]}",
+                    stacklevel=2,
+                )
             return mode
     raise reasons[0]
 

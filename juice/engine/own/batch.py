@@ -238,6 +238,11 @@ class Mode:
     own_masks: bool = False
     sliding_window: int | None = None
 
+    def in_words(self) -> str:
+        """Return what it asks of batches."""
+        demands = {"rows of one length": self.own_masks, "clean runs in full rows": self.full_rows}
+        return " and ".join(words for words, asked in demands.items() if asked)
+
 
 class Runner:
     """Runs batches of rows through one model.
