@@ -3,19 +3,26 @@
 The imports would otherwise take each process five seconds. All else is as in a fresh process:
 arguments, folder, environment, signals, output, exit status. What the libraries read from the
 environment at import is the forking process's, which is offline.
+
+All workers of a test run share one forking process, which the first that needs it starts. It ends
+with the run.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
@@ -89,28 +96,39 @@ class Forked:
 
 
 class _Forker:
-    """The test process's side of the forking process: started at first use, ended with it."""
+    """A test process's side of the forking process."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-m", "tests.support.forking"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-        )
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+        owner = os.getppid() if run else os.getpid()  # a worker's parent ends after all workers
+        path = Path(tempfile.gettempdir(), f"juice-tests-{run or owner}")
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                listener = socket.socket(socket.AF_UNIX)
+                listener.bind(str(path))
+                listener.listen()
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.support.forking", str(path), str(owner)],
+                    stdin=listener,
+                    stdout=subprocess.DEVNULL,
+                    env={**os.environ, "HF_HUB_OFFLINE": "1"},
+                )
+                listener.close()
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(str(path))
         self._turn, self._numbers = threading.Lock(), count()
         self._running: dict[int, Forked] = {}
         self._pids: dict[int, int] = {}
         self._heard = threading.Condition()
         threading.Thread(target=self._listen, daemon=True).start()
-        atexit.register(self._process.kill)
+        atexit.register(self._connection.close)
 
     def start(self, forked: Forked, job: dict[str, Any]) -> int:
-        assert self._process.stdin is not None
         with self._turn:
             number = next(self._numbers)
             self._running[number] = forked
-            self._process.stdin.write(json.dumps({**job, "number": number}) + "\n")
-            self._process.stdin.flush()
+            _send(self._connection, {**job, "number": number})
         with self._heard:
             assert self._heard.wait_for(lambda: number in self._pids, 120), (
                 "the forking process did not answer"
@@ -118,8 +136,7 @@ class _Forker:
             return self._pids.pop(number)
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._connection.makefile():
             report = json.loads(line)
             if "pid" in report:
                 with self._heard:
@@ -138,42 +155,55 @@ def _forker() -> _Forker:
     return _forkers[0]
 
 
-def _next_job() -> dict[str, Any]:
-    """Fork for every job that arrives and report how it ends; return in the child, with its job."""
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall((json.dumps(message) + "\n").encode())
+
+
+def _next_job(listener: socket.socket, owner: int) -> dict[str, Any] | None:
+    """Fork for every job that arrives and report how it ends; return in the child, with its job.
+
+    Returns None when the process that owns this one has ended.
+    """
+    owned = os.pidfd_open(owner)  # readable from its end on
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    rest, running = b"", dict[int, int]()
+    unread: dict[socket.socket, bytes] = {}
+    running: dict[int, tuple[socket.socket, int]] = {}
     while True:
         for pid in list(running):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                _report(number=running.pop(pid), code=os.waitstatus_to_exitcode(status))
-        ready, _, _ = select.select([0, woken], [], [])
+                connection, number = running.pop(pid)
+                with suppress(OSError):  # that worker may have ended
+                    _send(connection, {"number": number, "code": os.waitstatus_to_exitcode(status)})
+        ready, _, _ = select.select([listener, woken, owned, *unread], [], [])
+        if owned in ready:
+            return None
         if woken in ready:
             os.read(woken, 4096)
-        if 0 not in ready:
-            continue
-        more = os.read(0, 1 << 20)
-        if not more:
-            sys.exit()
-        *lines, rest = (rest + more).split(b"\n")
-        for line in lines:
-            job: dict[str, Any] = json.loads(line)
-            pid = os.fork()
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                os.close(woken)
-                os.close(wake)
-                return job
-            running[pid] = job["number"]
-            _report(number=job["number"], pid=pid)
-
-
-def _report(**values: int) -> None:
-    os.write(1, (json.dumps(values) + "\n").encode())
+        if listener in ready:
+            unread[listener.accept()[0]] = b""
+        for connection in unread.keys() & ready:
+            more = connection.recv(1 << 20)
+            *lines, unread[connection] = (unread[connection] + more).split(b"\n")
+            for line in lines:
+                job: dict[str, Any] = json.loads(line)
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for file in (woken, wake, owned):
+                        os.close(file)
+                    for other in (listener, *unread):
+                        other.close()
+                    return job
+                running[pid] = connection, job["number"]
+                _send(connection, {"number": job["number"], "pid": pid})
+            if not more:
+                del unread[connection]
+                connection.close()
 
 
 def _leave_at_once(codes: list[int]) -> None:
@@ -187,7 +217,7 @@ def _leave_at_once(codes: list[int]) -> None:
         os._exit(codes[0])
 
 
-def main() -> NoReturn:
+def main(path: Path, owner: int) -> NoReturn:
     codes: list[int] = []
     atexit.register(_leave_at_once, codes)  # the first to be registered is the last to run
     for name in PRELOADED:
@@ -208,7 +238,11 @@ def main() -> NoReturn:
 
     gc.collect()
     gc.freeze()  # what exists before the fork is never garbage
-    job = _next_job()
+    job = _next_job(socket.socket(fileno=os.dup(0)), owner)
+    if job is None:
+        path.unlink()
+        path.with_suffix(".lock").unlink()
+        sys.exit()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(job["folder"])
     os.environ.clear()
@@ -234,4 +268,4 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), int(sys.argv[2]))
