@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,10 +27,10 @@ from juice.gguf_tokenizer import tokenizer_of
 from juice.head_set.head_set import HeadSet
 from juice.model.prompts import PromptForm
 from juice.steered_model import SteeredModel
+from tests.support import commands
 from tests.support.forgery import Forger
 from tests.support.serving import Server
 
-JUICE = Path(sys.executable).with_name("juice")
 ON_VLLM = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "juice"
 CLEAN = "The capital of Japan is"
 QUESTION = {"role": "user", "content": "In which city is the Eiffel Tower?"}
@@ -53,10 +52,8 @@ class Real:
     has_chat: bool = True
     has_tools: bool = False
 
-    def juice(self, *words: str | Path, program: Path = JUICE) -> str:
-        done = subprocess.run(
-            [program, *words], check=False, capture_output=True, text=True, timeout=3600
-        )
+    def juice(self, *words: str | Path) -> str:
+        done = commands.juice(*map(str, words), timeout=3600)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -120,7 +117,10 @@ def test_the_doctor_passes_its_folder_on_vllm(real: Real, folder: Path) -> None:
     if not ON_VLLM.exists():
         pytest.skip("vLLM is not installed here (make setup-vllm)")
     words = ("doctor", "--model", folder, "--engine", "vllm", "--json")
-    real.juice(*words, program=ON_VLLM)
+    done = subprocess.run(
+        [ON_VLLM, *words], check=False, capture_output=True, text=True, timeout=3600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_reply_ends_where_its_turn_does(real: Real, server: Server) -> None:

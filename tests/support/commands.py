@@ -21,11 +21,13 @@ def juice(
     cwd: Path | None = None,
     given: str = "",
     program: str | None = None,
+    timeout: float = 300,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command as a process to its end, offline unless the environment says otherwise.
 
-    `given` is its standard input; `program` is Python that runs in its place.
+    `given` is its standard input; `program` is Python that runs in its place; `timeout` is in
+    seconds.
     """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
     if any(name.startswith("HF_") for name in environment):  # read at import
@@ -37,7 +39,7 @@ def juice(
             env=env,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=timeout,
             check=False,
         )
     with tempfile.TemporaryDirectory() as place:
@@ -54,7 +56,7 @@ def juice(
             environment=env,
             folder=cwd,
         )
-        code = process.wait(300)
+        code = process.wait(timeout)
         return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
 
 
