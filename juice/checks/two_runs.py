@@ -38,6 +38,8 @@ TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
 LEAST_SCALE = 2.0
 # What it changes at least in most models, in nats: the first guess, where rounding is known.
 LEAST_EFFECT = 0.5
+# Of rounding that was measured on a few prompts, others may have this much.
+TIMES_UNSTEERED = 2
 # Of the requests: so many may be rounded far by what is steered far.
 FEW = 0.25
 
@@ -258,7 +260,7 @@ class Agreement:
 
     def is_close(self, demands: Strictness, model: ModelDescription) -> bool:
         """Return whether all of it is within the demands; NaN is not."""
-        nats = max(bound_of(model), self.rounding)
+        nats = max(bound_of(model), TIMES_UNSTEERED * self.rounding)
         return (
             self.share <= self.bound
             and self.unsteered <= nats

@@ -29,22 +29,14 @@ def _change_plan(patch: Patch, change: Change) -> None:
     patch.setattr(ModelHooks, "steer", lambda steering, plan: STEER(steering, change(plan)))
 
 
-def _change_coefficients(
-    patch: Patch, change: Callable[[torch.Tensor], torch.Tensor | None]
-) -> None:
-    """Change the coefficients of every layer, [rows, n_heads]: a new tensor, or in place."""
-
-    def changed(z: torch.Tensor) -> torch.Tensor:
-        z = z.clone()
-        result = change(z)
-        return z if result is None else result
-
+def _change_coefficients(patch: Patch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change the coefficients of every layer, [rows, n_heads]."""
     _change_plan(
         patch,
         lambda plan: replace(
             plan,
             coefficients={
-                layer: changed(coefficient) for layer, coefficient in plan.coefficients.items()
+                layer: change(coefficients) for layer, coefficients in plan.coefficients.items()
             },
         ),
     )
@@ -118,7 +110,7 @@ def companions_that_do_not_move(patch: Patch) -> None:
 
 
 def heads_from_the_ninth_dropped(patch: Patch) -> None:
-    _change_coefficients(patch, lambda table: table[:, 8:].zero_() and None)
+    _change_coefficients(patch, lambda table: table * (torch.arange(table.shape[1]) < 8))
 
 
 def heads_permuted_but_the_first(patch: Patch) -> None:
@@ -126,7 +118,7 @@ def heads_permuted_but_the_first(patch: Patch) -> None:
 
 
 def no_steering_above_eight_rows(patch: Patch) -> None:
-    _change_coefficients(patch, lambda table: table[8:].zero_() and None)
+    _change_coefficients(patch, lambda table: table * (torch.arange(len(table)) < 8)[:, None])
 
 
 def no_steering(patch: Patch) -> None:
