@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from juice.engine.sampling_options import SamplingOptions
@@ -25,9 +26,12 @@ Leave = Callable[
 UNIT = 1 << 40
 TOKEN_BITS = 22  # with the bits of a float they fill less than 64
 LAST_TOKEN = (1 << TOKEN_BITS) - 1
-# On a CPU so many candidates are looked at first; they almost always hold the mass. On a GPU,
-# looking whether they do would wait for it, and sorting is fast.
-N_CANDIDATES = 1024
+LEAST_EXPONENT = -30.0  # exp(-30) is a tenth of a unit, which rounds to none
+# A CPU draws for as many rows at once as have so many logits, since these fit into its cache.
+N_CACHED = 1 << 18
+# A CPU sorts only the candidates, which it finds by the mass in so many ranges of equal width. A
+# GPU sorts all: looking how many there are would wait for it, and sorting is fast.
+N_RANGES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +68,20 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     Logits are float32 [rows, vocabulary], and are not changed.
     """
     logits = adjusted(logits, draws)
-    chosen = logits.argmax(-1)
+    on_cpu = logits.device.type == "cpu"
+    # NumPy takes a twentieth of the time of PyTorch's argmax on a CPU.
+    chosen = torch.from_numpy(logits.numpy().argmax(-1)) if on_cpu else logits.argmax(-1)
     groups: dict[Leave, list[int]] = {}
     for i, draw in enumerate(draws):
         if draw.uniform is not None:
             groups.setdefault(cuts_of(draw.sampling), []).append(i)
-    for leave, among in groups.items():
+    at_once = max(1, N_CACHED // logits.shape[-1]) if on_cpu else len(draws)
+    parts = (
+        (leave, group[i : i + at_once])
+        for leave, group in groups.items()
+        for i in range(0, len(group), at_once)
+    )
+    for leave, among in parts:
         rows, drawing = on_device(logits, among), [draws[i] for i in among]
         mass, tokens = leave(logits[rows], [draw.sampling for draw in drawing])
         cumulative = mass.cumsum(-1)
@@ -135,7 +147,7 @@ def first_tokens(
     Both are int64 [rows, candidates], the likeliest first; what is cut off has no mass.
     """
     top_k = [min(sampling.top_k, logits.shape[-1]) for sampling in options]
-    mass, tokens = _likeliest(_keys(logits), logits, options, max(top_k))
+    mass, tokens = _likeliest(logits, options, max(top_k))
     rank = torch.arange(max(top_k), device=logits.device)
     mass = mass.where(rank < on_device(logits, top_k)[:, None], 0)
     return _cut(mass, mass.sum(-1, keepdim=True), options), tokens
@@ -145,15 +157,33 @@ def first_mass(
     logits: torch.Tensor, options: Sequence[SamplingOptions]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the mass that `top_p` and `min_p` leave, and its tokens, as `first_tokens` does."""
-    keys, n = _keys(logits), logits.shape[-1]
-    whole = _mass(logits, logits.amax(-1, keepdim=True), options).sum(-1, keepdim=True)
-    share = on_device(logits, [sampling.top_p for sampling in options], _widest(logits))[:, None]
-    n_candidates = min(n, N_CANDIDATES) if logits.device.type == "cpu" else n
-    while True:
-        mass, tokens = _likeliest(keys, logits, options, n_candidates)
-        if n_candidates == n or bool((mass.sum(-1, keepdim=True) >= share * whole).all()):
-            return _cut(mass, whole, options), tokens
-        n_candidates = min(n, 8 * n_candidates)
+    most = logits.amax(-1, keepdim=True)
+    mass = _mass(logits, most, options)
+    whole, n_candidates = mass.sum(-1, keepdim=True), logits.shape[-1]
+    if logits.device.type == "cpu":
+        share = on_device(logits, [[sampling.top_p] for sampling in options], torch.float64)
+        ranges = _ranges(logits, most, options)
+        in_ranges = torch.zeros(len(logits), N_RANGES, dtype=torch.int64)
+        cumulative = in_ranges.scatter_add_(-1, ranges, mass).cumsum(-1)
+        last = (cumulative < share * whole).sum(-1, keepdim=True)
+        n_candidates = int((ranges <= last).sum(-1).max())
+    mass, tokens = _likeliest(logits, options, n_candidates)
+    return _cut(mass, whole, options), tokens
+
+
+def _ranges(
+    logits: torch.Tensor, most: torch.Tensor, options: Sequence[SamplingOptions]
+) -> torch.Tensor:
+    """Return the range of logits that each token is in, int64 [rows, vocabulary].
+
+    Ranges count down from the largest logit, `most` as in `_mass`, to where no token has mass. No
+    token is likelier than one of an earlier range, however the numbers are rounded.
+    """
+    temperature = on_device(logits, [[sampling.temperature] for sampling in options], logits.dtype)
+    spread = (-LEAST_EXPONENT * temperature).minimum(most - logits.amin(-1, keepdim=True))
+    ranges = (most - logits).div_(spread / N_RANGES)
+    # Where all logits are equal, 0 / 0 is not a number.
+    return ranges.clamp_(max=N_RANGES - 1).nan_to_num_(0).long()
 
 
 def _keys(logits: torch.Tensor) -> torch.Tensor:
@@ -163,15 +193,24 @@ def _keys(logits: torch.Tensor) -> torch.Tensor:
     negative ones in reverse.
     """
     bits = (logits + 0.0).view(torch.int32)
-    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << TOKEN_BITS
-    return keys.add_(LAST_TOKEN - torch.arange(logits.shape[-1], device=logits.device))
+    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long().bitwise_left_shift_(TOKEN_BITS)
+    last = LAST_TOKEN - logits.shape[-1]
+    return keys.add_(torch.arange(LAST_TOKEN, last, -1, device=logits.device))
 
 
 def _likeliest(
-    keys: torch.Tensor, logits: torch.Tensor, options: Sequence[SamplingOptions], n: int
+    logits: torch.Tensor, options: Sequence[SamplingOptions], n: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mass of the n likeliest tokens, and the tokens, int64 [rows, n]."""
-    tokens = LAST_TOKEN - (keys.topk(n).values & LAST_TOKEN)
+    keys = _keys(logits)
+    if logits.device.type == "cpu":
+        # This takes a third of the time of PyTorch's topk on a CPU.
+        largest = np.partition(keys.numpy(), -n)[:, -n:]
+        largest.sort()
+        keys = torch.from_numpy(largest).flip(-1)
+    else:
+        keys = keys.topk(n).values
+    tokens = LAST_TOKEN - (keys & LAST_TOKEN)
     likeliest = logits.gather(-1, tokens)
     return _mass(likeliest, likeliest[:, :1], options), tokens
 
@@ -190,8 +229,10 @@ def _mass(
     """
     dtype = _widest(logits)
     temperature = on_device(logits, [sampling.temperature for sampling in options], dtype)[:, None]
-    # The largest becomes 0, so a tiny temperature gives minus infinity at worst.
-    return ((logits.to(dtype) - most) / temperature).exp_().mul_(UNIT).round_().long()
+    # The largest becomes 0, so a tiny temperature gives minus infinity at worst. Powers that are
+    # nearly 0 take a CPU many times as long as others.
+    exponents = (logits - most.to(dtype)).div_(temperature).clamp_(min=LEAST_EXPONENT)
+    return exponents.exp_().mul_(UNIT).round_().long()
 
 
 def _cut(
