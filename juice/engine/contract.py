@@ -60,8 +60,9 @@ class Capability(Enum):
 class Status:
     """An engine's present state.
 
-    The heartbeat is the beginning of its last step, the bytes are those that are reserved for keys
-    and values, and `steps` counts the steps so far by how many requests ran in them.
+    The heartbeat is the last sign that the engine gets on: a step, in our own engine also a layer
+    of one. The bytes are those that are reserved for keys and values, and `steps` counts the steps
+    so far by how many requests ran in them.
     """
 
     is_alive: bool

@@ -81,6 +81,7 @@ class _Here(local):
     kept: tuple[torch.Tensor, torch.Tensor] | None = None
     length = 0
     copies: Copies
+    on_layer: Callable[[], object] | None = None
 
 
 class ModelHooks:
@@ -137,6 +138,10 @@ class ModelHooks:
         """
         return self._ordered(kept=(rows, positions), length=length)
 
+    def at_layers(self, on_layer: Callable[[], object]) -> AbstractContextManager[object]:
+        """Call `on_layer` when a layer begins, and when the last one has ended."""
+        return self._ordered(on_layer=on_layer)
+
     def _enter(self, index: int) -> Any:
         """Assemble a layer's rows; companions get the masks and positions of what they copy."""
 
@@ -144,6 +149,8 @@ class ModelHooks:
             _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[Any, Any] | None:
             here = self._here
+            if here.on_layer is not None:
+                here.on_layer()
             if here.rows is None:
                 return None
             taken, origins = here.rows[index].taken, here.rows[index].origins
@@ -162,7 +169,10 @@ class ModelHooks:
 
     def _leave(self, _module: nn.Module, _args: Any, output: Any) -> Any:
         """Keep only the call's own rows after the last layer."""
-        rows, n_rows = self._here.rows, self._here.n_rows
+        here = self._here
+        if here.on_layer is not None:
+            here.on_layer()
+        rows, n_rows = here.rows, here.n_rows
         if rows is None or rows[-1].origins is None:
             return output
         return (output[0][:n_rows], *output[1:]) if isinstance(output, tuple) else output[:n_rows]

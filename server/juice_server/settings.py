@@ -220,7 +220,7 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
     lame_duck: float = Field(default=0, ge=0)
     """Seconds after SIGTERM in which /readyz fails, but requests are still taken."""
     engine_timeout: float = Field(default=60, gt=0)
-    """Seconds without a step after which the engine is stuck."""
+    """Seconds without a step, or a layer of one, after which the engine is stuck."""
     log_format: LogFormat = "text"
     """Lines of the log: text to read, or json."""
     log_prompts: bool = False

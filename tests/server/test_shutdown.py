@@ -135,23 +135,29 @@ def test_a_killed_server_starts_again_on_its_port() -> None:
     assert again.stop() == 0
 
 
-def breaking(flag: Path, how: str) -> str:
+STEP = "juice.engine.own.loop", "Loop", "step"
+MLP = "transformers.models.llama.modeling_llama", "LlamaMLP", "forward"  # one in each layer of mini
+
+
+def breaking(flag: Path, how: str, where: tuple[str, str, str] = STEP) -> str:
     """Return a program that serves, and whose engine breaks as only a bug could break it.
 
+    It does so before each call of `where`, a method of a class of a module, once the flag is there.
     What hangs may take 3 seconds to end, not 15.
     """
+    module, name, method = where
     return f"""
 import time
 import juice_server.process
 juice_server.process.CLOSING_S = 3.0
 from pathlib import Path
-from juice.engine.own.loop import Loop
-step = Loop.step
-def broken(self):
+from {module} import {name}
+whole = {name}.{method}
+def broken(*args):
     if Path({str(flag)!r}).exists():
         {how}
-    step(self)
-Loop.step = broken
+    return whole(*args)
+{name}.{method} = broken
 from juice.cli.main import main
 main()
 """
@@ -227,6 +233,26 @@ def test_an_engine_that_hangs_is_seen_and_ends_what_runs_and_the_process(tmp_pat
         assert ends, f"{door} just stopped"
         error = ends[0].get("error", ends[0])
         assert error.get("code") == "not_ready" or error["type"] == "overloaded_error", (door, ends)
+    assert server.process.wait(30) == 1
+
+
+def test_a_forward_may_take_long_but_not_a_layer(tmp_path: Path) -> None:
+    """Kills: a long prompt on a slow machine that ends the process; a heartbeat of its own."""
+    flag = tmp_path / "seconds"
+    how = f"time.sleep(float(Path({str(flag)!r}).read_text()))"
+    server = Server("--engine-timeout", "3", program=breaking(flag, how, MLP))
+    server.wait_until_ready()
+    ask = partial(httpx.post, f"{server.url}/generate", timeout=60)
+    body = {"prompt": CONFLICT, "max_tokens": 1}
+
+    flag.write_text("1")
+    begun = time.monotonic()
+    answer = ask(json=body)
+    assert answer.status_code == 200, server.errors()
+    assert time.monotonic() - begun > 6, "its six layers took longer than the engine may"
+
+    flag.write_text("600")
+    assert ask(json=body).status_code == 503
     assert server.process.wait(30) == 1
 
 

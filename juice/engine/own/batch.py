@@ -8,6 +8,7 @@ reads them.
 
 from __future__ import annotations
 
+import time
 from collections import abc
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -248,15 +249,21 @@ class Runner:
     """Runs batches of rows through one model.
 
     With full rows the model is called with every row, companions included; otherwise with the main
-    rows alone, and companions enter and leave between its layers.
+    rows alone, and companions enter and leave between its layers. `beat` is the time of its last
+    sign of life, which every layer gives: a whole forward may take minutes.
     """
 
     def __init__(self, loaded: LoadedModel, mode: Mode) -> None:
+        self.beat = time.monotonic()
         self._mode = mode
         self._pattern = None if mode.own_masks else loaded.mask_pattern
         if mode.sliding_window is not None and self._pattern is not None:
             self._pattern = self._pattern.narrowed(mode.sliding_window)
         self._loaded = loaded
+
+    def get_on(self) -> None:
+        """Move the heartbeat."""
+        self.beat = time.monotonic()
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -275,6 +282,7 @@ class Runner:
             masks = pattern.masks(positions, batch.spans[0].n_keys, loaded.dtype)
         with ExitStack() as stack:
             stack.enter_context(loaded.turn)
+            stack.enter_context(loaded.hooks.at_layers(self.get_on))
             stack.enter_context(narrow_sliding_windows(loaded.model, self._mode.sliding_window))
             if not self._mode.full_rows:
                 stack.enter_context(loaded.hooks.route(batch.rows.routing, n))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import abc
 from contextlib import suppress
 from dataclasses import dataclass
@@ -161,7 +160,6 @@ class Loop:
         deterministic: bool = False,
     ) -> None:
         self.runner = Runner(loaded, mode)
-        self.beat = time.monotonic()
         self.steps = dict[int, int]()  # by how many requests ran in them
         self.failed_together = ""  # why several requests did, unless memory lacked
         self.log_level = logging.WARNING  # of what is logged about failures
@@ -188,7 +186,7 @@ class Loop:
 
     def step(self) -> None:
         """Drop cancelled sequences, admit those that fit, and advance all that run."""
-        self.beat = time.monotonic()
+        self.runner.get_on()
         self._drop_cancelled()
         self._admit()
         if n := self.shelves.n_running:
@@ -247,7 +245,6 @@ class Loop:
     def _advance(self, chosen: list[tuple[Sequence, int]]) -> None:
         if not chosen:
             return
-        self.beat = time.monotonic()
         chosen = [(sequence, min(n, sequence.most_new)) for sequence, n in chosen]
         try:
             rows = self.rows_of([sequence for sequence, _ in chosen])

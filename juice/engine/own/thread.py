@@ -90,7 +90,7 @@ class BatchingEngine(Engine):
     def status(self) -> Status:
         return Status(
             is_alive=self.thread.is_alive(),
-            heartbeat_age_s=time.monotonic() - self.loop.beat,
+            heartbeat_age_s=time.monotonic() - self.loop.runner.beat,
             n_running=self.loop.shelves.n_running,
             n_waiting=len(self._inbox),
             n_kv_bytes=self.loop.shelves.n_needed_bytes,

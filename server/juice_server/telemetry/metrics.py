@@ -90,7 +90,7 @@ GAUGES: Rows = (
         "juice_kv_cache_occupancy_ratio vllm:kv_cache_usage_perc",
         "Reserved share of the memory for keys and values, 0 to 1.",
     ),
-    ("juice_engine_heartbeat_age_seconds", "Time since the engine last began a step."),
+    ("juice_engine_heartbeat_age_seconds", "Time since the engine last began a step or a layer."),
     ("juice_engine_up", "Whether the engine's thread is alive."),
     ("juice_requests_waiting_to_be_tokenized", "Requests whose texts wait to be tokenized."),
 )
