@@ -47,7 +47,7 @@ N_STREAMS, MAX_BATCH, READY_S = 16, 16, 300
 PROCESSORS = ("--logits-processors", "juice_server.vllm:RowWriter")
 SCHEDULER = ("--scheduler-cls", "juice_server.vllm.scheduler")
 MIDDLEWARE = ("--middleware", "juice_server.vllm.Steering")
-LIMITS = Limits(max_batch=64, max_model_len=512, kv_memory_bytes=1 << 30)
+LIMITS = Limits(max_batch=64, max_model_len=512, kv_memory_bytes=1 << 30, max_prefill_tokens=2048)
 # Lets vLLM compile by itself on a CPU; a plugin of vLLM, by this name.
 COMPILED = Path(__file__).parents[1] / "tests" / "support" / "compiled" / "compiled_on_cpu"
 WINDOW = f"{SMALL.steered_layers[0]}-{SMALL.steered_layers[-1]}"

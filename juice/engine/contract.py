@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 from juice.engine.answer import Completion, Sink, Update
 from juice.engine.effect import start_explained
 from juice.engine.gate import start_gated
-from juice.engine.load_options import Limits
+from juice.engine.load_options import MAX_PREFILL_TOKENS, Limits
 from juice.engine.request import Request, Running, numbered
 from juice.engine.steer import Steering
 from juice.engine.structure import Structures
@@ -434,10 +434,15 @@ MIB = 1 << 20
 CGROUP = Path("/sys/fs/cgroup")
 # The rest is for the activations and, in main memory, for everything else on the machine.
 SHARE_OF_FREE = {"cuda": 0.8, "cpu": 0.5, "mps": 0.5}
+# The tokens of a step on a CPU times the weights: some 20 s in float32 on one core.
+N_PRODUCTS_ON_CPU, MIN_PREFILL_TOKENS = 1e12, 128
 
 
 def settled(
-    limits: Limits, max_positions: int | None, layers_on: Mapping[torch.device, int]
+    limits: Limits,
+    max_positions: int | None,
+    layers_on: Mapping[torch.device, int],
+    n_weights: int,
 ) -> Limits:
     """Return the limits for a loaded model, with the open ones filled in.
 
@@ -445,6 +450,7 @@ def settled(
         limits: Those that were given.
         max_positions: The model's context in tokens.
         layers_on: The number of layers on each device, whose keys and values are there, too.
+        n_weights: The number of the model's weights.
 
     Raises:
         RequestError: `max_model_len` is beyond the model's context.
@@ -461,10 +467,15 @@ def settled(
         SHARE_OF_FREE.get(device.type, 0.5) * free_bytes(device) * n_layers / n_here
         for device, n_here in layers_on.items()
     )
+    n_prefill = MAX_PREFILL_TOKENS
+    if any(device.type == "cpu" for device in layers_on):
+        fitting = round(N_PRODUCTS_ON_CPU / n_weights)
+        n_prefill = min(n_prefill, max(MIN_PREFILL_TOKENS, fitting))
     return replace(
         limits,
         max_model_len=limits.max_model_len or max_positions,
         kv_memory_bytes=limits.kv_memory_bytes or max(MIB, int(room)),
+        max_prefill_tokens=limits.max_prefill_tokens or n_prefill,
     )
 
 

@@ -106,6 +106,9 @@ class EngineOptions(Options):
         return value
 
 
+MAX_PREFILL_TOKENS = 2048
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """The bounds of one engine.
@@ -115,7 +118,9 @@ class Limits:
         max_model_len: The tokens of a request, prompt and new; None for the model's context.
         kv_memory_bytes: The bytes for keys and values, over all devices; None for a share of the
             memory left free.
-        max_prefill_tokens: What a step may cost, in tokens of a short prompt.
+        max_prefill_tokens: What a step may cost, in tokens of a short prompt; None for 2,048. On a
+            CPU our own engine then takes fewer for a large model: as many as multiply with 1e12
+            weights in all, at least 128.
 
     Raises:
         RequestError: A bound is no whole number, or below 1.
@@ -124,7 +129,7 @@ class Limits:
     max_batch: int = 64
     max_model_len: int | None = None
     kv_memory_bytes: int | None = None
-    max_prefill_tokens: int = 2048
+    max_prefill_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):

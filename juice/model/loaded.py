@@ -105,6 +105,11 @@ class LoadedModel:
         return found
 
     @property
+    def n_weights(self) -> int:
+        """The number of weights."""
+        return sum(weight.numel() for weight in self.model.parameters())
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the activations."""
         dtype: torch.dtype = self.model.dtype

@@ -192,8 +192,8 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
     """Tokens of prompt and answer; else the model's context."""
     kv_memory: ByteSize | None = Field(default=None, ge=MIB)
     """Memory for keys and values, such as 8GiB; else a share of what is free."""
-    max_prefill_tokens: int = Field(default=2048, ge=1)
-    """Cost of a step, in tokens of a short prompt."""
+    max_prefill_tokens: int | None = Field(default=None, ge=1)
+    """Cost of a step, in tokens of a short prompt; else 2048, fewer for a large model on a CPU."""
 
     max_tokens: int | None = Field(default=None, ge=1)
     """New tokens that a request may ask for; else the context."""

@@ -344,12 +344,43 @@ def test_keys_and_values_fit_on_every_device_that_has_layers(
     free = {"cuda:0": 20 << 30, "cuda:1": 1 << 30}
     monkeypatch.setattr(contract, "free_bytes", lambda device: free[str(device)])
     first, second = map(torch.device, free)
-    found = contract.settled(Limits(), 128, {first: 8, second: 24})
+    found = contract.settled(Limits(), 128, {first: 8, second: 24}, 1000)
     assert found.kv_memory_bytes == int(0.8 * (1 << 30) * 32 / 24)
-    alone = contract.settled(Limits(), 128, {first: 32})
+    alone = contract.settled(Limits(), 128, {first: 32}, 1000)
     assert alone.kv_memory_bytes == int(0.8 * (20 << 30))
-    given = contract.settled(Limits(kv_memory_bytes=5), 128, {first: 8, second: 24})
+    given = contract.settled(Limits(kv_memory_bytes=5), 128, {first: 8, second: 24}, 1000)
     assert given.kv_memory_bytes == 5
+
+
+def test_a_step_on_a_cpu_has_fewer_tokens_the_larger_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A chosen number holds for any model. Kills: the steps of a GPU on a CPU, and the reverse."""
+    monkeypatch.setattr(contract, "free_bytes", lambda _device: 1 << 30)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda:0")
+
+    def n_tokens(n_weights: float, *devices: torch.device, given: int | None = None) -> int | None:
+        limits = Limits(max_prefill_tokens=given)
+        on = dict.fromkeys(devices, 4)
+        return contract.settled(limits, 128, on, int(n_weights)).max_prefill_tokens
+
+    sizes = (0.135e9, 1.5e9, 7e9, 70e9)
+    assert [n_tokens(size, cpu) for size in sizes] == [2048, 667, 143, 128]
+    assert n_tokens(7e9, gpu) == 2048
+    assert n_tokens(7e9, gpu, cpu) == 143
+    assert n_tokens(7e9, cpu, given=4096) == 4096
+    assert n_tokens(7e9, cpu, given=7) == 7
+
+
+def test_an_engine_counts_its_models_weights_for_the_tokens_of_a_step() -> None:
+    with juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer()) as model:
+        assert model.engine.limits.max_prefill_tokens == 2048
+        # As many weights as it says, in the memory of one.
+        ballast = torch.nn.Parameter(torch.zeros(1).expand(10**9), requires_grad=False)
+        model.loaded.model.register_parameter("ballast", ballast)
+        larger = BatchingEngine(model.loaded)
+        larger.stop()
+    assert larger.limits.max_prefill_tokens == 1000
 
 
 def test_a_models_layers_are_counted_where_they_are() -> None:

@@ -166,6 +166,7 @@ def test_info_reports_the_model_its_limits_and_what_steers_it(client: httpx.Clie
     assert info["model"]["name"] == "mini"
     assert info["model"]["dtype_reason"] is None
     assert info["limits"]["max_model_len"] == 1024
+    assert info["limits"]["max_prefill_tokens"] == 2048, "the number in force, which nobody chose"
     # Layers, in vLLM also those of companions; keys and values, key-value heads, width, bytes.
     first, last = info["engine"].get("window", (0, -1))
     n_layers = 6 + last - first + 1

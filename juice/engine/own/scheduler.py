@@ -73,8 +73,8 @@ class Costs:
     def of(cls, loaded: LoadedModel, n_kv_bytes_per_token: int) -> Costs:
         """Return the costs of a model whose keys and values take so many bytes a token."""
         layers = loaded.layout.layers
-        weights = list(loaded.model.parameters())
-        n_weights = sum(weight.numel() for weight in weights)
+        n_weights = loaded.n_weights
+        weights = loaded.model.parameters()
         n_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
         width = sum(layer.n_heads * layer.d_head for layer in layers)
         launch_s = 0.0 if loaded.device.type == "cpu" else LAUNCH_S * len(layers)
@@ -292,6 +292,7 @@ class Scheduler:
                 sequence.has_crossed = True
         again = [[(s, s.length - s.n_cached)] for s in crossing[:1]]
         steps = [s for s in decoding if s not in crossing]
+        assert self.limits.max_prefill_tokens is not None, "settled when the model is loaded"
         budget = float(self.limits.max_prefill_tokens)
         left = budget - sum(self._cost(s, 1) for s in steps)
         return [

@@ -63,7 +63,10 @@ class BatchingEngine(Engine):
         self._loaded = loaded
         self.mode = mode or Mode(own_masks=loaded.mask_pattern is None)
         self.limits = settled(
-            limits or Limits(), self.description.max_positions, loaded.n_layers_on
+            limits or Limits(),
+            self.description.max_positions,
+            loaded.n_layers_on,
+            loaded.n_weights,
         )
         self._inbox = Inbox()
         self.deterministic = deterministic

@@ -37,6 +37,7 @@ def requests_at(engine: VllmEngine, scale: float) -> list[Request]:
     model, limits, layers = engine.description, engine.limits, engine.layers
     n_heads, n_shared = min(model.heads_per_layer), engine.facts["block_size"]
     assert limits.max_model_len is not None, "vLLM settles it at its start"
+    assert limits.max_prefill_tokens is not None, "vLLM settles it, too"
     # The longest leaves others a part of a step, and begins as all do. Longer ones the definition
     # could not run: what experts work in has been measured with a step.
     n_most = max(limits.max_prefill_tokens - 16, n_shared + 40)

@@ -12,7 +12,7 @@ from vllm.platforms import current_platform
 from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memory_node
 
 from juice.engine.contract import ModelDescription, free_bytes
-from juice.engine.load_options import Limits
+from juice.engine.load_options import MAX_PREFILL_TOKENS, Limits
 from juice.engine.request import MAX_TOP_LOGPROBS
 from juice.engine.vllm.arguments import Layers
 from juice.engine.vllm.engine import VllmEngine
@@ -104,7 +104,9 @@ def engine_arguments(
         "model_impl": "transformers",
         "max_model_len": limits.max_model_len,
         "max_num_seqs": limits.max_batch,
-        "max_num_batched_tokens": max(limits.max_prefill_tokens, limits.max_batch),
+        "max_num_batched_tokens": max(
+            limits.max_prefill_tokens or MAX_PREFILL_TOKENS, limits.max_batch
+        ),
         "max_logprobs": MAX_TOP_LOGPROBS,
         "kv_cache_memory_bytes": kv_memory,
         "generation_config": "vllm",

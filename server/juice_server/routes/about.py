@@ -378,7 +378,7 @@ async def info(service: ServiceOf) -> Info:
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
             kv_memory_bytes=limits.kv_memory_bytes,
-            max_prefill_tokens=limits.max_prefill_tokens,
+            max_prefill_tokens=limits.max_prefill_tokens or 0,
             kv_bytes_per_token=engine.n_kv_bytes_per_token,
             max_tokens=settings.max_tokens,
             max_prompt_tokens=settings.max_prompt_tokens,
