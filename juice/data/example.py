@@ -63,6 +63,7 @@ Answers = Annotated[tuple[Text, ...], BeforeValidator(_as_tuple), Field(min_leng
 Control = Literal["true", "irrelevant"]
 QUESTION = re.compile(r"question:", re.IGNORECASE)
 SENTENCE_END = re.compile(r"[.?!]\s")
+ANSWER_BEGINS = re.compile(r"answer:\s*$", re.IGNORECASE)
 QUESTION_TEMPLATE = "Question: {question} Answer:"
 MAX_SUBJECT = 80  # characters of a question that stands for its subject
 
@@ -172,8 +173,9 @@ def without_context(example: ConflictExample, conflict_type: ConflictType) -> st
 
     That is its last `Question: ...`, or the example's question or clean prompt if the prompt ends
     with it and it begins before that. A question that begins a sentence later comes first: the
-    other is asked in the context. Where the prompt has none of these, it is the example's question,
-    else its clean prompt, else the prompt unchanged.
+    other is asked in the context, unless it is what begins the answer to that one. Where the prompt
+    has none of these, it is the example's question, else its clean prompt, else the prompt
+    unchanged.
     """
     prompt = example.prompts[conflict_type]
     known = [text for text in (example.question, example.prompts.get("clean")) if text]
@@ -182,8 +184,8 @@ def without_context(example: ConflictExample, conflict_type: ConflictType) -> st
     for text in known:
         if prompt.endswith(text):
             before = prompt[start : len(prompt) - len(text)]
-            is_later = text == example.question and SENTENCE_END.search(before)
-            if start == 0 or not before or is_later:
+            is_later = SENTENCE_END.search(before) and not ANSWER_BEGINS.search(before)
+            if start == 0 or not before or (text == example.question and is_later):
                 return text
     return prompt[start:] if start > 0 else next(iter(known), prompt)
 

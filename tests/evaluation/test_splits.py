@@ -370,6 +370,9 @@ def test_a_prompt_without_its_context_is_its_question(pool: list[ConflictExample
     asked = {"substitution": "Told. Question: Where is Oslo? Say."}
     given = given.model_copy(update={"prompts": asked})
     assert without_context(given, "substitution") == "Question: Where is Oslo? Say."
+    asked = {"coherent": "Told. Question: Where is Oslo? Answer: Oslo is in"}
+    given = given.model_copy(update={"question": "Oslo is in", "prompts": asked})
+    assert without_context(given, "coherent") == "Question: Where is Oslo? Answer: Oslo is in"
     assert (
         context_end(e.model_copy(update={"prompts": {"substitution": "No seam"}}), "substitution")
         is None
