@@ -28,14 +28,14 @@ from torch import nn
 
 from juice.checks.two_runs import (
     LEAST_SCALE,
-    OWN,
+    N_ROUNDED,
     Agreement,
     agreement,
     defined_by,
-    distance,
-    largest,
     refusing,
     requests_of,
+    rounding_of,
+    spread,
     steering_by,
 )
 from juice.engine.load_options import Limits
@@ -45,7 +45,6 @@ from juice.engine.request import MAX_TOP_LOGPROBS, Request
 from juice.engine.steer import Steering, unsteered
 from juice.errors import JuiceError, UnsupportedModelError
 from juice.model.loaded import LoadedModel
-from juice.model.masks import narrow_sliding_windows
 
 # Of more weights than these, a prompt of a few tokens is worth several threads.
 N_SMALL = 50_000_000
@@ -61,12 +60,9 @@ LENGTHS = (
     (4, 2), (9, 3), (3, 2),
 )  # fmt: skip
 UNSTEERED = frozenset({1, 6, 9})
-# So many log-probabilities, spread over the vocabulary, are compared at each first new token; those
-# of all of a large one would take most of the check's time.
-N_WATCHED = 4096
 # A forward of other shapes rounds differently: more rows, and tokens after those that count. The
-# first differ most, by which the rounding of so many prompts is measured.
-N_ROUNDED, OTHER_SHAPES = 4, ((11, 9), (5, 3), (2, 1))  # rows, and tokens of padding
+# first differ most.
+OTHER_SHAPES = ((11, 9), (5, 3), (2, 1))  # rows, and tokens of padding
 
 
 @contextmanager
@@ -142,16 +138,17 @@ def verify(loaded: LoadedModel, mode: Mode) -> Agreement:
             engine = BatchingEngine(loaded, LIMITS, narrow)
             stack.callback(engine.stop)
             engine.loop.log_level = logging.DEBUG  # the mode is only tried
+            define, *others = (
+                defined_by(loaded, SLIDING_WINDOW, n_rows=n, n_padding=n_padding)
+                for n, n_padding in [(1, 0), *_other_shapes(loaded)]
+            )
+            few = requests_at(loaded, LEAST_SCALE)[:N_ROUNDED]
             measured = agreement(
                 engine,
-                OWN,
                 partial(requests_at, loaded),
-                defined_by(loaded, SLIDING_WINDOW),
-                rounding=_rounding(loaded),
-                others=[
-                    defined_by(loaded, SLIDING_WINDOW, n_rows=n, n_padding=n_padding)
-                    for n, n_padding in _other_shapes(loaded)
-                ],
+                define,
+                rounding=rounding_of(few, define, others[0]),
+                others=others,
             )
         except JuiceError as error:
             raise UnsupportedModelError(
@@ -159,7 +156,7 @@ def verify(loaded: LoadedModel, mode: Mode) -> Agreement:
             ) from error
     if reason := engine.loop.failed_together:  # each was run alone
         raise UnsupportedModelError(f"{name} cannot run several requests together: {reason}")
-    if loaded.exact and not measured.is_close(OWN, loaded.describe()):
+    if loaded.exact and not measured.is_close(loaded.describe()):
         raise UnsupportedModelError(
             f"{name} is not steered exactly: in a batch with a cache its log-probabilities differ "
             f"from its own by {measured.share:.2g} of what steering changes, and unsteered by "
@@ -167,22 +164,6 @@ def verify(loaded: LoadedModel, mode: Mode) -> Agreement:
             "mixes rows"
         )
     return measured
-
-
-@torch.inference_mode()
-def _rounding(loaded: LoadedModel) -> float:
-    """Return the change of the model's log-probabilities by a forward's shape alone, in nats."""
-    differences = [0.0]
-    n_rows, n_padding = _other_shapes(loaded)[0]
-    with loaded.turn, narrow_sliding_windows(loaded.model, SLIDING_WINDOW):
-        for request in requests_at(loaded, LEAST_SCALE)[:N_ROUNDED]:
-            n, ids = len(request.prompt_ids), [*request.prompt_ids]
-            alone = torch.tensor([ids], device=loaded.device)
-            among = torch.tensor([ids + ids[:1] * n_padding] * n_rows, device=loaded.device)
-            outputs = (loaded.run(input_ids=rows, use_cache=False) for rows in (alone, among))
-            one, other = (output.logits[-1, n - 1].float().log_softmax(-1) for output in outputs)
-            differences.append(distance(one, other))
-    return largest(differences)
 
 
 def _other_shapes(loaded: LoadedModel) -> Sequence[tuple[int, int]]:
@@ -210,7 +191,7 @@ def requests_at(loaded: LoadedModel, scale: float) -> list[Request]:
         steerings,
         n,
         top_logprobs=min(MAX_TOP_LOGPROBS, n),
-        watch=tuple(range(0, n, -(-n // N_WATCHED))),
+        watch=spread(n),
     )
 
 

@@ -3,7 +3,8 @@
 An engine runs a few requests, steered and not. Then each whole sequence runs once more by the
 definition, without cache or batch: in our own model, or in the processes that serve it. The
 log-probabilities must agree, to a small share of what steering changes in them or to rounding.
-Heads are scaled by more until the first is far above the second.
+Heads are scaled by more until the first is far above the second, and all scales are judged: at a
+large one a layer sees little but its heads, and a wrong scale changes nothing.
 
 Deterministic mode is checked here too: a request gets the same bits alone and in a batch.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,11 +36,16 @@ if TYPE_CHECKING:
 # How far a log-probability may be from that of the two runs, in nats; half precision rounds
 # differently for every shape of a batch.
 TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
-LEAST_SCALE = 2.0
-# What it changes at least in most models, in nats: the first guess, where rounding is known.
-LEAST_EFFECT = 0.5
+# The error that a steered request may have: a share of what steering changes, or so many times the
+# rounding, whichever is more.
+SHARE, TIMES_ROUNDING = 0.05, 4
 # Of rounding that was measured on a few prompts, others may have this much.
 TIMES_UNSTEERED = 2
+# The scales of the heads: by more until steering changes so many times the rounding, in the request
+# where it changes least and in that where it changes most, but not without an end.
+LEAST_SCALE, LEAST_FAR, MOST_FAR, MOST_SCALE = 2.0, 12, 40, 32.0
+# Prompts on which rounding is measured, and at most how many log-probabilities of each.
+N_ROUNDED, N_WATCHED = 4, 4096
 # Of the requests: so many may be rounded far by what is steered far.
 FEW = 0.25
 
@@ -191,48 +197,26 @@ def compared(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Strictness:
-    """The demands of a check on an engine.
+def rounding_of(requests: Iterable[Request], define: Definition, other: Definition) -> float:
+    """Return the change of log-probabilities by the shape of a forward alone, in nats.
 
     Args:
-        share: The error that a steered request may have, as a share of what steering changes.
-        times_rounding: Or this many times the rounding, whichever is more. Where few requests
-            exceed that, theirs is the rounding of their steered runs.
-        far: Heads are scaled by more until steering changes this many times the rounding.
-        most_scale: But by no more than this: then a layer sees little else, and a wrong scale or a
-            missing token changes nothing.
-        in_nats: Whether steered requests, too, must be within `bound_of`.
+        requests: Have prompts to measure it on, without steering.
+        define: Computes the two runs.
+        other: Computes them, too, and rounds otherwise.
     """
-
-    share: float
-    times_rounding: float
-    far: float
-    most_scale: float
-    in_nats: bool = False
-
-    def bound(self, rounding: float) -> float:
-        """Return the error that is allowed beside a rounding, both as shares of the effect."""
-        return max(self.share, self.times_rounding * rounding)
-
-    def scale_after(self, scale: float, effect: float, rounding: float) -> float:
-        """Return the scale by which steering may change enough, the same where it does already.
-
-        Args:
-            scale: The scale of the heads.
-            effect: The least that steering by it changes, in nats.
-            rounding: The difference by rounding alone, in nats.
-        """
-        if effect >= self.far * rounding or scale == self.most_scale:
-            return scale
-        # What steering changes grows with the scale, at first in proportion.
-        growth = 1.5 * self.far * rounding / effect if effect else float("inf")
-        return min(self.most_scale, scale * growth)
+    differences = [0.0]
+    for request in requests:
+        reads, new = [(0, request.options.watch)], request.prompt_ids[:1]
+        plain = replace(request, steering=unsteered())
+        one, another = (runs(plain, new, reads)[0][0] for runs in (define, other))
+        differences.append(distance(one, another))
+    return largest(differences)
 
 
-OWN = Strictness(share=0.05, times_rounding=4, far=40, most_scale=32)
-# Rounding is at most 3 % at twenty times itself; of the mistakes in the tests, the least is 13 %.
-VLLM = Strictness(share=0.08, times_rounding=0, far=20, most_scale=8, in_nats=True)
+def spread(vocabulary_size: int) -> tuple[int, ...]:
+    """Return tokens whose log-probabilities stand for those of all; all take a check's time."""
+    return tuple(range(0, vocabulary_size, -(-vocabulary_size // N_WATCHED)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +229,9 @@ class Agreement:
         share: The error of the worst request, as a share of what steering changes.
         bound: The share that is allowed there.
         least_effect: The least that steering changes in a request, in nats.
+        most_effect: The most.
         coefficient: The scale of the heads.
-        rounding: The difference by rounding alone that was measured apart, in nats; 0 where none
-            was.
+        rounding: The difference by rounding alone, which was measured apart, in nats.
     """
 
     unsteered: float
@@ -255,101 +239,116 @@ class Agreement:
     share: float
     bound: float
     least_effect: float
+    most_effect: float
     coefficient: float
-    rounding: float = 0.0
+    rounding: float
 
-    def is_close(self, demands: Strictness, model: ModelDescription) -> bool:
-        """Return whether all of it is within the demands; NaN is not."""
-        nats = max(bound_of(model), TIMES_UNSTEERED * self.rounding)
-        return (
-            self.share <= self.bound
-            and self.unsteered <= nats
-            and (not demands.in_nats or self.steered <= nats)
-        )
+    def nats_of(self, model: ModelDescription) -> float:
+        """Return the difference that requests which are not steered may have, in nats."""
+        return max(bound_of(model), TIMES_UNSTEERED * self.rounding)
+
+    def is_close(self, model: ModelDescription) -> bool:
+        """Return whether all of it is within its bounds; NaN is not."""
+        return self.share <= self.bound and self.unsteered <= self.nats_of(model)
+
+    @property
+    def larger_scale(self) -> float:
+        """The scale by which steering may change enough, the same where it does already."""
+        # What steering changes grows with the scale, at first in proportion, and then by less.
+        missing = self.rounding * max(LEAST_FAR / self.least_effect, MOST_FAR / self.most_effect)
+        if missing <= 1:
+            return self.coefficient
+        return min(MOST_SCALE, self.coefficient * 3 * missing)
 
 
 def agreement(
     engine: Engine,
-    demands: Strictness,
     requests_at: Callable[[float], list[Request]],
     define: Definition,
     *,
     run: Callable[[list[Request]], list[Completion]] | None = None,
-    rounding: float | None = None,
+    rounding: float,
     others: Sequence[Definition] = (),
 ) -> Agreement:
     """Return the agreement of an engine with the two runs, by steering far from rounding.
 
+    It is that of the largest scale, or of the first at which they are not close.
+
     Args:
         engine: The engine.
-        demands: The demands on it.
         requests_at: Gives the requests whose largest coefficient is a scale.
         define: Computes the two runs.
         run: Runs the requests; None: the engine does, all together.
-        rounding: The difference of log-probabilities by rounding alone, in nats; None: that of the
-            requests that are not steered from the definition.
+        rounding: The difference of log-probabilities by rounding alone, in nats.
         others: Compute the two runs, too, and round otherwise.
 
     Raises:
         UnsupportedModelError: Steering changes nothing.
     """
-    run = run or engine.generate
-    scale = LEAST_SCALE
-    if rounding is not None:
-        scale = demands.scale_after(scale, LEAST_EFFECT, rounding)
+    run, scale = run or engine.generate, LEAST_SCALE
     while True:
         requests = requests_at(scale)
         comparisons = [
             compared(define, request, completion, others)
             for request, completion in zip(requests, run(requests), strict=True)
         ]
-        moved = [c for c in comparisons if c.effect]
-        still = [c for c in comparisons if not c.effect]
-        noise = largest(c.error for c in still) if rounding is None else rounding
-        least = min((c.effect for c in moved), default=0.0)
-        if not any(request.steering.coefficients for request in requests):
-            least = float("inf")  # an engine that steers no layer
-        if (larger := demands.scale_after(scale, least, noise)) == scale:
-            break
+        is_steered = any(request.steering.coefficients for request in requests)
+        measured = _measured(comparisons, scale, rounding, is_steered=is_steered)
+        if not measured.least_effect:
+            raise UnsupportedModelError(
+                f"{engine.description.identity.architecture} is not steered exactly: no head that "
+                "was scaled changes a log-probability"
+            )
+        larger = measured.larger_scale
+        if larger == scale or not measured.is_close(engine.description):
+            return measured
         scale = larger
-    if not least:
-        raise UnsupportedModelError(
-            f"{engine.description.identity.architecture} is not steered exactly: no head that was "
-            "scaled changes a log-probability"
-        )
-    # Where rounding was measured apart, requests that are not steered must be within it, too.
-    judged = moved if rounding is None else comparisons
-    share, bound = _worst_share(judged, demands, noise, least)
+
+
+def _measured(
+    comparisons: Sequence[Comparison], scale: float, rounding: float, *, is_steered: bool
+) -> Agreement:
+    """Return the agreement at one scale; where no request is steered, any effect is enough."""
+    moved = [c for c in comparisons if c.effect]
+    effects = [c.effect for c in moved] or [0.0 if is_steered else float("inf")]
+    least = min(effects)
+    share, bound = _worst_share(comparisons, rounding, least or float("inf"))
     return Agreement(
-        unsteered=largest(largest(c[:2]) for c in still),
+        unsteered=largest(largest(c[:2]) for c in comparisons if not c.effect),
         steered=largest([0.0, *(c.error for c in moved)]),
         share=share,
         bound=bound,
         least_effect=least,
+        most_effect=max(effects),
         coefficient=scale,
-        rounding=rounding or 0.0,
+        rounding=rounding,
     )
 
 
 def _worst_share(
-    judged: Sequence[Comparison], demands: Strictness, noise: float, least: float
+    comparisons: Sequence[Comparison], rounding: float, least: float
 ) -> tuple[float, float]:
     """Return the error that exceeds its bound by most, and that bound, as shares of the effects.
 
-    Where steering changes nothing, they are shares of the least effect.
+    Where steering changes nothing, they are shares of the least effect. Where few requests exceed
+    their bounds, theirs is the rounding of their steered runs.
     """
-    effects = [c.effect or least for c in judged]
-    shares = [c.error / effect for c, effect in zip(judged, effects, strict=True)]
-    bounds = [demands.bound(noise / effect) for effect in effects]
+    effects = [c.effect or least for c in comparisons]
+    shares = [c.error / effect for c, effect in zip(comparisons, effects, strict=True)]
+    bounds = [_bound(rounding / effect) for effect in effects]
     over = [i for i, share in enumerate(shares) if share > bounds[i]]
-    if len(over) <= FEW * len(judged):
+    if len(over) <= FEW * len(comparisons):
         for i in over:
-            bounds[i] = demands.bound(max(noise, judged[i].rounding()) / effects[i])
+            bounds[i] = _bound(max(rounding, comparisons[i].rounding()) / effects[i])
     return max(
         zip(shares, bounds, strict=True),
         key=lambda pair: (pair[0] != pair[0], pair[0] / pair[1]),
-        default=(0.0, demands.share),
     )
+
+
+def _bound(rounding: float) -> float:
+    """Return the error that is allowed beside a rounding, both as shares of an effect."""
+    return max(SHARE, TIMES_ROUNDING * rounding)
 
 
 def check_vllm(engine: VllmEngine) -> Agreement:
@@ -358,22 +357,32 @@ def check_vllm(engine: VllmEngine) -> Agreement:
     Raises UnsupportedModelError where they do not.
     """
     model = engine.description
+    define, *others = (
+        partial(vllm.two_runs, engine, n_padding=n_padding) for n_padding in vllm.PADDINGS
+    )
+    requests_at = partial(vllm.requests_at, engine)
+    few = [
+        request.with_options(watch=spread(model.vocabulary_size))
+        for request in requests_at(LEAST_SCALE)[-N_ROUNDED:]
+    ]
     try:
         measured = agreement(
             engine,
-            VLLM,
-            partial(vllm.requests_at, engine),
-            partial(vllm.two_runs, engine),
+            requests_at,
+            define,
             run=partial(vllm.run_preempted, engine),
+            rounding=rounding_of(few, define, others[0]),
+            others=others,
         )
     except NonFiniteError as error:
         raise _inexact(model, "some log-probabilities are not numbers") from error
-    if not measured.is_close(VLLM, model):
+    if not measured.is_close(model):
         raise _inexact(
             model,
             f"log-probabilities differ from those of two runs by {measured.steered:.2g} steered, "
             f"{measured.share:.0%} of what steering changes, and by {measured.unsteered:.2g} "
-            f"unsteered; at most {VLLM.share:.0%} and {bound_of(model):g} are allowed",
+            f"unsteered; at most {measured.bound:.0%} and {measured.nats_of(model):.2g} are "
+            "allowed",
         )
     named = ("unsteered", "steered", "share", "least_effect", "coefficient")
     engine.checked = {name: getattr(measured, name) for name in named}

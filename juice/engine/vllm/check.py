@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 
 N_APART = 2  # requests that run without the others
+# Tokens after those that count, in the definition and where it is to round otherwise. The longest
+# requests leave room for so many.
+PADDINGS = (0, 7, 3, 1)
 
 
 def requests_at(engine: VllmEngine, scale: float) -> list[Request]:
@@ -127,13 +131,21 @@ def two_runs(
     request: Request,
     new: Sequence[int],
     reads: Sequence[tuple[int, Sequence[int]]],
+    *,
+    n_padding: int,
 ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
     """Return log-probabilities in the clean run and in the steered run, each float32 [tokens].
 
-    `new` are the tokens that were generated; `reads` has those whose to return, for each in turn.
+    Args:
+        engine: The engine, whose workers run.
+        request: The request.
+        new: The tokens that were generated.
+        reads: The tokens whose to return, for each new one in turn.
+        n_padding: The number of tokens after those that count, which changes how the others round.
     """
     tokens, read = [*request.prompt_ids, *new], [list(ids) for _, ids in reads]
     coefficients = Coefficients.of(request.steering, len(request.prompt_ids))
-    clean = engine.two_runs(tokens, None, read)  # [new tokens, read]
-    steered = clean if coefficients is None else engine.two_runs(tokens, coefficients, read)
+    run = partial(engine.two_runs, tokens, read=read, n_padding=n_padding)
+    clean = run(coefficients=None)  # [new tokens, read]
+    steered = clean if coefficients is None else run(coefficients=coefficients)
     return [*clean], [*steered]

@@ -443,14 +443,19 @@ class VllmEngine(Engine):
         )
 
     def two_runs(
-        self, tokens: list[int], coefficients: Coefficients | None, read: list[list[int]]
+        self,
+        tokens: list[int],
+        coefficients: Coefficients | None,
+        read: list[list[int]],
+        n_padding: int,
     ) -> torch.Tensor:
         """Return log-probabilities at the last n tokens by the definition, float32 [n, m].
 
-        `read` has the m tokens whose to return, for each of the last tokens.
+        `read` has the m tokens whose to return, for each of the last tokens; `n_padding` follow.
         """
         plain = None if coefficients is None else coefficients.to_json()
-        answers = self._call(self._llm.collective_rpc("juice_two_runs", args=(tokens, plain, read)))
+        args = tokens, plain, read, n_padding
+        answers = self._call(self._llm.collective_rpc("juice_two_runs", args=args))
         return torch.tensor(next(answer for answer in answers if answer is not None))
 
     async def _start(self, arguments: AsyncEngineArgs) -> AsyncLLM:

@@ -39,13 +39,24 @@ def two_runs(
     tokens: Sequence[int],
     coefficients: Coefficients | None,
     n_last: int,
+    n_padding: int,
 ) -> torch.Tensor | None:
     """Return the logits after the last tokens, float32 [n_last, vocabulary].
 
-    None on ranks that do not compute logits. Without coefficients there is one run, unsteered.
+    None on ranks that do not compute logits.
+
+    Args:
+        model: The model of this rank.
+        vllm_config: Its configuration.
+        tokens: The tokens.
+        coefficients: Those of the steered run; None: there is one run, unsteered.
+        n_last: The number of last tokens.
+        n_padding: The number of tokens after these. They change nothing but how products are
+            rounded; where there are any, attention rounds to the dtype of the model, too, as the
+            kernels of vLLM do.
     """
     device = model.table.coefficients.device
-    ids = torch.tensor(tokens, device=device)
+    ids = torch.tensor([*tokens, *[tokens[0]] * n_padding], device=device)
     positions = torch.arange(len(ids), device=device)
 
     def run() -> torch.Tensor | None:
@@ -60,14 +71,15 @@ def two_runs(
             return None
         return hidden
 
-    with torch.inference_mode(), _dense(model):
+    with torch.inference_mode(), _dense(model, rounded_attention if n_padding else dense_attention):
         clean: dict[int, torch.Tensor] = {}
         with _at_projections(model, clean.__setitem__):
             hidden = run()
         if coefficients is not None:
             with _at_projections(model, _adding(model, coefficients, clean)):
                 hidden = run()
-        logits = None if hidden is None else model.compute_logits(hidden[-n_last:])
+        last = slice(len(tokens) - n_last, len(tokens))
+        logits = None if hidden is None else model.compute_logits(hidden[last])
     return None if logits is None else logits.float()
 
 
@@ -75,13 +87,21 @@ def dense_attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
     """Attend to every earlier token, [1, heads, tokens, d_head] to [tokens, heads * d_head]."""
+    attended = rounded_attention(module, query.float(), key.float(), value.float())
+    return attended.to(query.dtype)
+
+
+def rounded_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """Attend as `dense_attention` does, but round products to the dtype of the heads."""
     groups, positions = query.shape[1] // key.shape[1], torch.arange(query.shape[2])
-    key, value = (x.float().repeat_interleave(groups, 1) for x in (key, value))
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     parts = [
-        _attended(module, query[:, :, some].float(), key, value, some.to(query.device))
+        _attended(module, query[:, :, some], key, value, some.to(query.device))
         for some in positions.split(N_QUERIES)
     ]
-    return torch.cat(parts, 2)[0].transpose(0, 1).flatten(1).to(query.dtype)
+    return torch.cat(parts, 2)[0].transpose(0, 1).flatten(1)
 
 
 def _attended(
@@ -91,9 +111,9 @@ def _attended(
     value: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Attend from some positions, to [1, heads, positions, d_head]; all are float32."""
+    """Attend from some positions, to [1, heads, positions, d_head]."""
     arguments = module.attention_arguments
-    scores = query @ key.transpose(-1, -2) * arguments["scale"]
+    scores = (query @ key.transpose(-1, -2)).float() * arguments["scale"]
     if cap := arguments.get("logits_soft_cap"):
         scores = cap * torch.tanh(scores / cap)
     distance = positions[:, None] - torch.arange(key.shape[2], device=key.device)
@@ -106,11 +126,11 @@ def _attended(
         weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
-    return weights @ value
+    return weights.to(value.dtype) @ value
 
 
 @contextmanager
-def _dense(model: Any) -> Iterator[None]:
+def _dense(model: Any, attention: Any) -> Iterator[None]:
     """Run the model's modules uncompiled, without companions, with attention written out."""
     companions = model.companions
     compiled = [
@@ -119,7 +139,7 @@ def _dense(model: Any) -> Iterator[None]:
     for module in compiled:
         module.do_not_compile = True
     companions.steering = companions.doubled = False
-    companions.dense = dense_attention
+    companions.dense = attention
     try:
         yield
     finally:
@@ -214,15 +234,15 @@ class WorkerExtension:
         }
 
     def juice_two_runs(
-        self, tokens: list[int], coefficients: str | None, read: list[list[int]]
+        self, tokens: list[int], coefficients: str | None, read: list[list[int]], n_padding: int
     ) -> list[list[float]] | None:
         """Return log-probabilities at the last tokens by the definition, on one rank.
 
-        `read` has the tokens whose to return, a list for each of the last tokens.
+        `read` has the tokens whose to return, a list for each of the last tokens. Padding follows.
         """
         model = self.model_runner.get_model()
         steering = None if coefficients is None else Coefficients.from_json(coefficients)
-        logits = two_runs(model, self.vllm_config, tokens, steering, len(read) + 1)
+        logits = two_runs(model, self.vllm_config, tokens, steering, len(read) + 1, n_padding)
         if logits is None:
             return None
         scores = logits[:-1].log_softmax(-1)
