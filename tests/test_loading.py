@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from llguidance import LLTokenizer
 from safetensors.torch import load_file, save_file
 from transformers import MixtralConfig, MixtralForCausalLM
 
 import juice
+from juice.engine import structure
 from juice.engine.load_options import LoadOptions
+from juice.engine.structure import Structure
 from juice.errors import ModelNotFoundError, UsageError
 from juice.loading import load_model
 from tests.support import oracle, tiny
@@ -30,6 +34,24 @@ def test_a_folder_loads_and_generates_as_the_model_that_was_saved(
     )
     assert model.loaded.model.dtype == torch.float32
     assert model.loaded.identity.fingerprint
+
+
+def test_a_program_that_asks_for_no_structure_does_not_pay_for_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[str] = []
+
+    def told(tokenizer: str, **options: Any) -> LLTokenizer:
+        read.append(tokenizer)
+        return LLTokenizer(tokenizer, **options)
+
+    monkeypatch.setattr(structure, "LLTokenizer", told)
+    with juice.load("mini") as model:
+        model.generate("a", max_tokens=2)
+        assert not read
+        for texts in (["Cairo"], ["Lima"]):
+            model.generate("a", structure=Structure.choice(texts), max_tokens=9)
+        assert len(read) == 1
 
 
 def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:

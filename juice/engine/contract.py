@@ -327,6 +327,14 @@ class Engine(ABC):
         model = self.description
         return Structures(model.tokenizer, model.vocabulary_size, model.stop_token_ids)
 
+    def prepare_structures(self) -> None:
+        """Do what the first structure would wait for; other requests would wait as well.
+
+        Raises RequestError where answers can have no structure, and GenerationError where the
+        process that tries structures out does not start.
+        """
+        self.structures.prepare()
+
     def check(self, request: Request) -> None:
         """Raise an error for a request that cannot run.
 

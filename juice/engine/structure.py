@@ -20,7 +20,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
-from juice.engine.structure_sandbox import StructureSandbox, compiled, problem_of
+from juice.engine.structure_sandbox import StructureSandbox, compiled, problem_of, release_freed
 from juice.errors import RequestError
 
 if TYPE_CHECKING:
@@ -91,6 +91,14 @@ class Structures:
         # What was compiled, or why it could not be, and its bytes; the last used is the last.
         self._kept: OrderedDict[Structure, tuple[LLMatcher | str, int]] = OrderedDict()
 
+    def prepare(self) -> None:
+        """Do what the first structure would wait for; it may take seconds, and all threads wait.
+
+        Raises RequestError where answers of the model can have no structure, and GenerationError
+        where the sandbox does not start.
+        """
+        self.check(Structure("regex", "a"))
+
     def check(self, structure: Structure) -> None:
         """Raise RequestError for a structure that cannot be followed; it may take a second."""
         self._compiled(structure)
@@ -146,36 +154,43 @@ class Structures:
         most, n_bytes = MAX_CHARACTERS[form], UNKNOWN_BYTES
         if len(text) > most:
             return f"has {len(text):,} characters; expected at most {most:,}", 0
-        if not self._are_checked:
-            problem, n_bytes = self.sandbox(form, text)
+        if (sandbox := self.sandbox) is not None:
+            problem, n_bytes = sandbox(form, text)
             if problem:
                 return problem, 0
         return compiled(self._vocabulary, form, text), n_bytes
 
     def end_sandbox(self) -> None:
         """End the process in which forms are checked, if there is one."""
-        if "sandbox" in vars(self):
+        if "_readers" in vars(self) and self.sandbox is not None:
             self.sandbox.end()
 
-    @cached_property
-    def sandbox(self) -> StructureSandbox:
-        """The process in which forms are checked."""
-        tokenizer = tokenizer_json(self._tokenizer)
-        return StructureSandbox(tokenizer, self._n_tokens, self._stop_token_ids)
+    @property
+    def sandbox(self) -> StructureSandbox | None:
+        """The process in which forms are checked; None: they were, elsewhere."""
+        return self._readers[1]
+
+    @property
+    def _vocabulary(self) -> LLTokenizer:
+        return self._readers[0]
 
     @cached_property
-    def _vocabulary(self) -> LLTokenizer:
+    def _readers(self) -> tuple[LLTokenizer, StructureSandbox | None]:
+        """What reads the tokenizer's JSON, which takes seconds where there are many tokens."""
+        n_tokens, stops, sandbox = self._n_tokens, self._stop_token_ids, None
         try:
-            if not self._stop_token_ids:
+            if not stops:
                 raise ValueError("the model has no token that ends an answer")
-            return LLTokenizer(
-                tokenizer_json(self._tokenizer),
-                n_vocab=self._n_tokens,
-                eos_token=self._stop_token_ids,
-            )
+            tokenizer = tokenizer_json(self._tokenizer)
+            if not self._are_checked:
+                sandbox = StructureSandbox(tokenizer, n_tokens, stops)
+                sandbox.start()  # which reads while this process does
+            vocabulary = LLTokenizer(tokenizer, n_vocab=n_tokens, eos_token=stops)
         except ValueError as error:
             problem = f"answers cannot have a form: {error}"
             raise RequestError(problem, param="structure") from error
+        release_freed()
+        return vocabulary, sandbox
 
 
 def _matcher(structure: Structure, outcome: LLMatcher | str) -> LLMatcher:
@@ -225,10 +240,11 @@ def tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:
         raise RequestError(
             "answers cannot have a form: the model has no fast tokenizer", param="structure"
         )
-    unpadded = copy(backend)  # as a request's tokens may be padded or truncated
-    unpadded.no_padding()
-    unpadded.no_truncation()
-    return str(unpadded.to_str())
+    if backend.padding or backend.truncation:  # a file or a caller may say so
+        backend = copy(backend)  # which takes four times as long as the JSON
+        backend.no_padding()
+        backend.no_truncation()
+    return str(backend.to_str())
 
 
 def rule_out(logits: torch.Tensor, constraints: Mapping[int, Constraint]) -> None:

@@ -2,12 +2,13 @@
 
 Some short forms take minutes and gigabytes to compile, and llguidance cannot be interrupted. So a
 form is first compiled, and followed for some tokens, in a process of its own that has little time
-and memory; it starts when the first form comes. That process runs this file alone, which therefore
-imports nothing of JuICE but its errors.
+and memory. That process runs this file alone, which therefore imports nothing of JuICE but its
+errors.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -154,7 +155,10 @@ def problem_when_followed(
 def main() -> None:
     """Check the forms that come, line by line, each in a process that ends with it."""
     about = json.loads(sys.stdin.readline())
-    tokenizer = LLTokenizer(about["tokenizer"], n_vocab=about["n_tokens"], eos_token=about["stops"])
+    tokenizer = LLTokenizer(
+        about.pop("tokenizer"), n_vocab=about["n_tokens"], eos_token=about["stops"]
+    )
+    release_freed()
     for line in sys.stdin:
         reading, writing = os.pipe()
         if (child := os.fork()) == 0:
@@ -174,6 +178,13 @@ def main() -> None:
         os.waitpid(child, 0)
         sys.stdout.write(f"{answer or json.dumps({'problem': TOO_MUCH, 'n_bytes': 0})}\n")
         sys.stdout.flush()
+
+
+def release_freed() -> None:
+    """Give the system back what was freed: the C library keeps what reading a tokenizer took."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # GNU's alone has it
+    if trim is not None:
+        trim(0)
 
 
 def _peak_bytes() -> int:
@@ -203,7 +214,7 @@ class StructureSandbox:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process; None: there was no form to check yet."""
+        """The number of the process; None: it has not started yet."""
         return None if self._process is None else self._process.pid
 
     def __call__(self, form: str, text: str) -> tuple[str, int]:
@@ -213,9 +224,7 @@ class StructureSandbox:
         """
         with self._lock:
             try:
-                process = self._process
-                if process is None or process.poll() is not None:
-                    process = self._start()
+                process = self._running()
                 assert process.stdin is not None
                 assert process.stdout is not None
                 process.stdin.write(f"{json.dumps([form, text])}\n")
@@ -229,6 +238,14 @@ class StructureSandbox:
                 ) from None
             return verdict["problem"], verdict["n_bytes"]
 
+    def start(self) -> None:
+        """Start the process before the first form does, and do not wait until it has."""
+        with self._lock:
+            try:
+                self._running()
+            except OSError:  # of which the first form is told
+                self._end()
+
     def end(self) -> None:
         """End the process; the next form starts it again."""
         with self._lock:
@@ -239,7 +256,9 @@ class StructureSandbox:
             _end(self._process)
             self._process = None
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
         command = START.format(path=sys.path, file=__file__)
         process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-I", "-c", command],
@@ -252,6 +271,7 @@ class StructureSandbox:
         self._process = process  # so that it is ended if it ends here
         assert process.stdin is not None
         process.stdin.write(f"{self._about}\n")
+        process.stdin.flush()
         return process
 
 

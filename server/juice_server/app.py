@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import juice
-from juice.errors import JuiceError
+from juice.errors import GenerationError, JuiceError, RequestError
 from juice.files import LOOK
 from juice.loading import load
 from juice.steered_model import SteeredModel
@@ -133,6 +133,7 @@ X_API_KEY = APIKeyHeader(
 def load_model(settings: Settings) -> SteeredModel:
     """Load the model that the settings name, with their head sets and chat template.
 
+    No request waits for what structures need: that is made here, where the model can have any.
     Raises JuiceError where it cannot be loaded, or its head sets do not serve the defaults.
     """
     model = load(settings.model, **settings.load_options())
@@ -142,6 +143,10 @@ def load_model(settings: Settings) -> SteeredModel:
             if template != model.own_chat_template:
                 model.description.tokenizer.chat_template = template
         check_start(model.head_sets, settings)
+        try:
+            model.engine.prepare_structures()
+        except (RequestError, GenerationError) as error:
+            LOG.info("%s", error)  # and so is who asks for one
     except BaseException:
         model.close()
         raise

@@ -12,6 +12,7 @@ import pytest
 from juice.errors import UsageError
 from juice.head_set.head_set import HeadSet
 from juice_server import settings
+from tests.support import tiny
 from tests.support.commands import juice
 from tests.support.serving import Server, serving
 
@@ -86,6 +87,23 @@ def test_the_server_starts_with_nothing_on_standard_error_but_its_own_lines() ->
     assert len(lines) > 4
     expected = r"\d\d:\d\d:\d\d info: |juice: (?!warning)|curl -s "
     assert not [line for line in lines if not re.match(expected, line)]
+
+
+def test_a_model_whose_answers_can_have_no_form_is_served(tmp_path: Path) -> None:
+    model, tokenizer = tiny.tiny_model("llama"), tiny.tiny_tokenizer()
+    for config in (model.config, model.generation_config):
+        config.eos_token_id = None
+    tokenizer.eos_token = None
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with serving("--model", str(tmp_path)) as server:
+        body = {"prompt": "Who?", "max_tokens": 4}
+        assert httpx.post(f"{server.url}/generate", json=body).status_code == 200
+        answer = httpx.post(f"{server.url}/generate", json={**body, "guided_regex": "a"})
+        assert answer.status_code == 400
+        reason = "answers cannot have a form: the model has no token that ends an answer"
+        assert answer.json()["error"]["message"] == reason
+        assert reason in server.errors()  # and who starts it knows
 
 
 KUBERNETES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.support.schemas import chained
-from tests.support.serving import CONFLICT, Server, events, gauge, raw_post, within
+from tests.support.serving import CONFLICT, Server, events, gauge, raw_post, serving, within
 
 
 class Answer(BaseModel):
@@ -157,6 +158,42 @@ def test_a_form_that_takes_too_much_is_refused_and_holds_nobody_up(url: str) -> 
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == "guided_regex"
     assert httpx.post(f"{url}/generate", json=body).status_code == 200
+
+
+READS = "a vocabulary is read"
+TELLS = f"""
+import sys
+from juice.cli.main import main
+from juice.engine import structure
+
+read = structure.LLTokenizer
+
+def told(*given, **options):
+    print({READS!r}, file=sys.stderr, flush=True)
+    return read(*given, **options)
+
+structure.LLTokenizer = told
+main()
+"""
+
+
+def started_by(server: Server) -> set[str]:
+    """Return the processes that a server's own process has started and not ended."""
+    threads = Path(f"/proc/{server.process.pid}/task").glob("*/children")
+    return {pid for thread in threads for pid in thread.read_text().split()}
+
+
+def test_a_server_that_is_ready_has_done_what_its_first_structure_would_wait_for() -> None:
+    """Reading a large vocabulary takes seconds, in which nobody's stream goes on."""
+    with serving(program=TELLS) as server:
+        n_read, processes = server.errors().count(READS), started_by(server)
+        assert n_read
+        assert processes
+        for field in ({"response_format": NAMED}, {"guided_regex": "[ab]{3}"}):
+            body = {"prompt": CONFLICT, "max_tokens": 150, **field}
+            assert httpx.post(f"{server.url}/generate", json=body, timeout=60).status_code == 200
+        assert server.errors().count(READS) == n_read
+        assert started_by(server) == processes
 
 
 def chain(number: int, leaf: dict[str, Any]) -> dict[str, Any]:

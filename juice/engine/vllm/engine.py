@@ -458,6 +458,11 @@ class VllmEngine(Engine):
         answers = self._call(self._llm.collective_rpc("juice_two_runs", args=args))
         return torch.tensor(next(answer for answer in answers if answer is not None))
 
+    def prepare_structures(self) -> None:
+        super().prepare_structures()
+        stops = sorted(self.description.stop_token_ids)
+        self._call(self._llm.collective_rpc("juice_prepare_structures", args=(stops,)))
+
     async def _start(self, arguments: AsyncEngineArgs) -> AsyncLLM:
         def statistics(config: Any, index: int) -> Statistics:
             self.statistics = Statistics(config, index)

@@ -18,13 +18,15 @@ come after the scores.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 from vllm import SamplingParams
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
@@ -189,6 +191,20 @@ class RowWriter(LogitsProcessor, V2LogitsProcessor):
                 table.move(source, destination)
 
 
+def structures_of(model: ModelConfig, stop_token_ids: Iterable[int]) -> Structures:
+    """Return the structures of a worker's answers, which JuICE's own process has checked."""
+    n_tokens, stops = model.get_vocab_size(), frozenset(stop_token_ids)
+    return _structures(model.tokenizer, model.tokenizer_revision, n_tokens, stops)
+
+
+@cache
+def _structures(
+    tokenizer: str, revision: str | None, n_tokens: int, stop_token_ids: frozenset[int]
+) -> Structures:
+    stored = stored_tokenizer(tokenizer, revision=revision)
+    return Structures(stored, n_tokens, stop_token_ids, are_checked=True)
+
+
 def to_text(structure: Structure, stop_token_ids: frozenset[int]) -> str:
     """Return a structure as text for a request's `extra_args`."""
     return json.dumps([asdict(structure), sorted(stop_token_ids)])
@@ -213,8 +229,7 @@ class StructureProcessor(LogitsProcessor, V2LogitsProcessor):
     """Rules out the tokens that may not come next, under either model runner."""
 
     def __init__(self, vllm_config: VllmConfig, *of_runner: Any) -> None:
-        self._config = vllm_config.model_config
-        self._structures: dict[tuple[int, ...], Structures] = {}
+        self._model = vllm_config.model_config
         self._answers: dict[int, _Answer] = {}  # by row, or by slot
         # V2's, whose tokens have to be read.
         self._requests = next((o for o in of_runner if isinstance(o, LogitsProcRequestState)), None)
@@ -267,22 +282,9 @@ class StructureProcessor(LogitsProcessor, V2LogitsProcessor):
         if text is None:
             return None
         structure, stop_token_ids = json.loads(text)
-        structures = self._structures_of(tuple(stop_token_ids))
+        structures = structures_of(self._model, stop_token_ids)
         try:
             constraint = structures.start(Structure(**structure))
         except RequestError:  # which must not end vLLM: the answer only stops, and is not whole
             constraint = Constraint(None, stop_token_ids)
         return _Answer(constraint, token_ids)
-
-    def _structures_of(self, stop_token_ids: tuple[int, ...]) -> Structures:
-        if stop_token_ids not in self._structures:
-            tokenizer = stored_tokenizer(
-                self._config.tokenizer, revision=self._config.tokenizer_revision
-            )
-            self._structures[stop_token_ids] = Structures(
-                tokenizer,
-                self._config.get_vocab_size(),
-                frozenset(stop_token_ids),
-                are_checked=True,
-            )
-        return self._structures[stop_token_ids]

@@ -9,7 +9,7 @@ counted over all ranks. The served path is compared with it at every start
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from vllm.forward_context import set_forward_context
 from vllm.sequence import IntermediateTensors
 
 from juice.engine.vllm.arguments import Coefficients
+from juice.engine.vllm.state import structures_of
+from juice.errors import RequestError
 from juice.formula import add_scaled
 from juice.model.steering_hooks import hooked
 
@@ -232,6 +234,12 @@ class WorkerExtension:
                 n_ranks * sum(n for name, n in per_token.items() if ".shadow." in name)
             ),
         }
+
+    def juice_prepare_structures(self, stop_token_ids: list[int]) -> None:
+        """Do what the first structure would wait for, on ranks that compute logits."""
+        if get_pp_group().is_last_rank:
+            with suppress(RequestError):  # of which JuICE's own process tells who asks for one
+                structures_of(self.vllm_config.model_config, stop_token_ids).prepare()
 
     def juice_two_runs(
         self, tokens: list[int], coefficients: str | None, read: list[list[int]], n_padding: int
