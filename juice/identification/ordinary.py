@@ -30,6 +30,7 @@ from juice.identification.attribution import (
     micro_batches,
 )
 from juice.identification.first_tokens import may_keep, method_of, table_of
+from juice.model.definition import most_places
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
@@ -44,8 +45,6 @@ HELD_OUT_EVERY = 5
 # The pieces that tell what a change will do, and the tokens of each.
 N_RESPONSES, N_RESPONSE_TOKENS = 128, 32
 MOST_TIMES = 3.0  # the median length of a response: longer ones are few, and would decide alone
-# Logits that are held at once, of one of two runs, unless a piece has more: 256 MB in float32.
-MOST_LOGITS = 64_000_000
 MOST_AT_A_TIME = 4_000_000  # logits, in what is computed of them: 16 MB
 MOST_NATS = 50.0  # a token, also where activations overflow
 
@@ -115,7 +114,7 @@ class OrdinaryText:
     ) -> None:
         self._loaded = loaded
         self._readings = [_Reading(loaded, some, places) for some in _batches(loaded, pieces)]
-        is_small = sum(reading.n_places for reading in self._readings) <= _most_places(loaded)
+        is_small = sum(reading.n_places for reading in self._readings) <= most_places(loaded)
         self._keeps = is_small and may_keep(loaded, sum(map(len, pieces)))
 
     def harm(
@@ -285,13 +284,8 @@ def _few(logits: torch.Tensor) -> Iterator[slice]:
 def _batches(loaded: LoadedModel, pieces: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
     """Return the pieces that are read together, of similar lengths."""
     lengths = [*map(len, pieces)]
-    groups = micro_batches(lengths, loaded.rope_switch, _most_places(loaded))
+    groups = micro_batches(lengths, loaded.rope_switch, most_places(loaded))
     return [[pieces[i] for i in group] for group in groups]
-
-
-def _most_places(loaded: LoadedModel) -> int:
-    """Return the number of places whose logits are held at once."""
-    return MOST_LOGITS // int(loaded.model.get_input_embeddings().weight.shape[0])
 
 
 def _next_tokens(

@@ -40,7 +40,7 @@ from juice.formula import CONFLICT_TYPES, ConflictType, Target, add_scaled
 from juice.head_set.scores import HeadScores
 from juice.identification.examples import scored_prompt
 from juice.identification.task import Unfinished
-from juice.model.definition import PaddedPrompts
+from juice.model.definition import PaddedPrompts, most_places
 from juice.model.layout import AttentionLayer
 from juice.model.loaded import LoadedModel
 from juice.model.steering_hooks import SteeringPlan, copy_rows, hooked, in_this_thread
@@ -87,6 +87,13 @@ class Prober:
         self._loaded = loaded
         self.clean = clean
         self.shares_clean_run = self._sharing_is_exact()
+
+    @property
+    def n_at_once(self) -> int:
+        """The most probes that go through the model as one forward, beside an unscaled one."""
+        by_tokens = PROBE_TOKENS // self.clean.ids.numel()
+        by_logits = most_places(self._loaded) // self.clean.n - 1
+        return max(1, min(by_tokens, by_logits))
 
     def logits(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
         """Return the logits of m probes, float32 [m, n, vocabulary].
@@ -280,7 +287,7 @@ def _changes(
     one_hot = torch.eye(layer.n_heads, device=alphas.device)[:, None, :]  # [head probed, 1, head]
     factors = (1 + alphas[None, :, None] * one_hot).flatten(0, 1)  # [m, head]
     found = []
-    for chunk in torch.split(factors, max(1, PROBE_TOKENS // prober.clean.ids.numel())):
+    for chunk in torch.split(factors, prober.n_at_once):
         # An unscaled row beside them: half precision rounds by a forward's shape.
         probes = torch.cat([torch.ones_like(chunk[:1]), chunk])
         p = prober.logits(layer.index, probes).softmax(-1)  # [1 + m, n, vocabulary]

@@ -20,6 +20,9 @@ from juice.model.layout import AttentionLayer
 from juice.model.loaded import LoadedModel
 from juice.model.steering_hooks import at_z
 
+# Logits that are held at once, of one of two runs, unless a text has more: 256 MB in float32.
+MOST_LOGITS = 64_000_000
+
 
 @torch.inference_mode()
 def two_runs(
@@ -69,6 +72,11 @@ def two_runs(
                 run = loaded.run(input_ids=ids.expand(n_rows, -1), use_cache=False, **kept)
             runs.append(run.logits[0, -n_kept:].float())
     return runs[0], runs[-1]
+
+
+def most_places(loaded: LoadedModel) -> int:
+    """Return the number of places whose logits are held at once."""
+    return MOST_LOGITS // int(loaded.model.get_input_embeddings().weight.shape[0])
 
 
 class PaddedPrompts:

@@ -24,6 +24,7 @@ from juice.identification.ordinary import (
     ordinary_pieces,
     some_places,
 )
+from juice.model import definition
 from juice.progress import silent
 from tests.support import chat_templates, oracle, tiny
 from tests.support.architectures import SWITCH, build
@@ -70,14 +71,14 @@ def steered_by(
     return model.resolve(juice.Steer(target="context", head_set=made, method=method))
 
 
-@pytest.mark.parametrize("most_logits", [ordinary.MOST_LOGITS, 1])
+@pytest.mark.parametrize("most_logits", [definition.MOST_LOGITS, 1])
 @pytest.mark.parametrize("method", ["juice", "june"])
 @pytest.mark.parametrize("shape", tiny.SHAPES)
 def test_harm_is_that_of_the_two_runs_piece_by_piece(
     shape: str, method: str, most_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kills: padding that counts, KL the other way round, the last place's next token, one z."""
-    monkeypatch.setattr(ordinary, "MOST_LOGITS", most_logits)
+    monkeypatch.setattr(definition, "MOST_LOGITS", most_logits)
     model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
     twice = {head: 2 * beta for head, beta in HEADS.items()}
     tried = [steered_by(model, HEADS, method), unsteered(), steered_by(model, twice, method)]
@@ -113,7 +114,7 @@ def test_a_clean_run_is_kept_for_other_ways_where_few_places_are_read(
     """Kills: a clean run for each call, and z of a kept one that was never recorded."""
     model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
     n_logits = n_held * model.loaded.model.config.vocab_size
-    monkeypatch.setattr(ordinary, "MOST_LOGITS", n_logits)
+    monkeypatch.setattr(definition, "MOST_LOGITS", n_logits)
     ways = [[steered_by(model, HEADS, method)] for method in ("june", "juice", "juice", "juice")]
     expected = [
         OrdinaryText(model.loaded, PIECES[:1], places).harm(way, silent, "") for way in ways

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import juice
+from juice.head_set.scores import HeadScores
 from juice.identification.probes import CleanRun, Prober, score_heads
 from juice.loading import prepare
+from juice.model import definition
 from tests.support import naive_scores, tiny
 from tests.support.conflicts import ALPHAS_MINUS, ALPHAS_PLUS, TOLERANCE, TYPES, examples
 from tests.support.marks import ONE_SHAPE
@@ -43,6 +45,41 @@ def test_scores_equal_a_forward_for_every_head_and_alpha(shape: str) -> None:
     for (target, sign), table in expected.items():
         torch.testing.assert_close(getattr(scores[target], sign), table, rtol=0, atol=TOLERANCE)
         assert table.abs().max() > 10 * TOLERANCE
+
+
+def context_scores(model: juice.SteeredModel) -> HeadScores:
+    return score_heads(
+        model,
+        examples(),
+        targets={"context": TYPES},
+        alphas_plus=ALPHAS_PLUS,
+        alphas_minus=ALPHAS_MINUS,
+    )["context"]
+
+
+@pytest.mark.parametrize("n_probes", [1, 3])
+def test_a_large_vocabulary_takes_fewer_probes_at_a_time(
+    n_probes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: the logits of all probes at once, which take gigabytes; an unscaled row too many."""
+    network, rows = tiny.tiny_model("llama"), list[int]()
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    network.get_output_embeddings().register_forward_hook(
+        lambda _m, args, _logits: rows.append(args[0][..., 0].numel())
+    )
+
+    def scores() -> HeadScores:
+        rows.clear()
+        return context_scores(model)
+
+    together, n = scores(), (1 + n_probes) * len(examples())
+    assert max(rows) > n
+    monkeypatch.setattr(definition, "MOST_LOGITS", n * network.config.vocab_size)
+    apart = scores()
+    assert max(rows) == n
+    for sign in ("plus", "minus"):
+        both = getattr(together, sign), getattr(apart, sign)
+        torch.testing.assert_close(*both, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
@@ -93,13 +130,7 @@ def test_a_head_without_effect_scores_nothing_however_a_forwards_shape_rounds(sh
     network.get_output_embeddings().register_forward_hook(
         lambda _m, args, logits: logits + torch.sin(torch.arange(logits.shape[-1]) + len(args[0]))
     )
-    scores = score_heads(
-        model,
-        examples(),
-        targets={"context": TYPES},
-        alphas_plus=ALPHAS_PLUS,
-        alphas_minus=ALPHAS_MINUS,
-    )["context"]
+    scores = context_scores(model)
     for table in (scores.plus, scores.minus):
         assert table[:, 1:, 1].abs().max() < 1e-7
         assert table.abs().max() > 1e-3
