@@ -189,6 +189,11 @@ def another_scale(patch: Patch, _model: Any) -> None:
     _change_heads(patch, lambda layer, head, value: (layer, head, 1.25 * value))
 
 
+def a_slightly_larger_scale(patch: Patch, _model: Any) -> None:
+    """Far below the share that rounding may have elsewhere; float32 has none of it."""
+    _change_heads(patch, lambda layer, head, value: (layer, head, 1.01 * value))
+
+
 def another_sign(patch: Patch, _model: Any) -> None:
     _change_heads(patch, lambda layer, head, value: (layer, head, -value))
 

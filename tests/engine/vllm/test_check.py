@@ -31,6 +31,11 @@ def test_a_mistake_is_refused(mistake: mistakes.Mistake, engine: Engine) -> None
     mistakes.assert_refused(engine, mistake)
 
 
+def test_a_small_mistake_is_refused_in_float32(folder: Path) -> None:
+    with mistakes.possible(), started(folder, dtype="float32") as engine:
+        mistakes.assert_refused(engine, mistakes.a_slightly_larger_scale)
+
+
 def test_the_heads_of_another_rank_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
