@@ -418,7 +418,8 @@ class Validation(Part):
     `gain` is the mean change over the conflicts, with its 95 % interval, and `by_relation` that of
     each relation with its number of examples. `side_effects` are the shares of right answers to
     prompts that steering should leave alone, without and with it; `open` ones, which leave open
-    what is said, are right where their likeliest token stays. `harm` is what strengths do to
+    what is said, are right where their likeliest token stays, and `ends` are the replies that end
+    where they do without it. `harm` is what strengths do to
     ordinary text, `allowed` the divergence that was, in nats a token, and `line` the choice that a
     learned set was taken from. Older sets have less of these.
     """

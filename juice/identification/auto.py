@@ -31,7 +31,15 @@ from juice.identification.learned import (
 from juice.identification.ordinary import expected_divergence
 from juice.identification.outcomes import Z_LIKELY, Trials, difference_interval
 from juice.identification.task import Task
-from juice.identification.tune import UNSTEERED, Line, Pair, Search, measured, steering
+from juice.identification.tune import (
+    UNSTEERED,
+    Line,
+    Pair,
+    Search,
+    kept_open,
+    measured,
+    steering,
+)
 
 BASE = -1  # the choice not to steer, beside the indices of ways
 FIRST_BETAS = (0.25, 0.5, 1.0)  # of a few heads: that which is within what divergence may be
@@ -130,12 +138,11 @@ def decided(task: Task, ways: Sequence[Way]) -> HeadSet:
         tried,
         f"comparing {task.name}",
         task.progress,
-        task.left_open(held_out=True),
     )
+    kept = kept_open(task, tried)
 
     def differences(i: int, j: int) -> list[list[float]]:
-        kept = zip(trials.kept(i, BASE), trials.kept(j, BASE), strict=True)
-        groups = [trials.gains(i, j), [a - b for a, b in kept]]
+        groups = [trials.gains(i, j), [a - b for a, b in zip(kept[i], kept[j], strict=True)]]
         return [values for values in groups if values]
 
     best: dict[Method, int] = {}
@@ -154,7 +161,7 @@ def decided(task: Task, ways: Sequence[Way]) -> HeadSet:
     }
     chosen = ways[first].head_set.model_copy(update={"methods": Methods(**given)})
     lines = {method: line for method, i in best.items() if (line := ways[i].line) is not None}
-    found = measured(task, chosen, trials, BASE, best, lines)
+    found = measured(task, chosen, trials, BASE, best, kept, lines)
 
     harmless = [
         method

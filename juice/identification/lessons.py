@@ -8,16 +8,19 @@ Right is the target's answer, and on protected prompts what is right without ste
 context bears on the question, nothing should change: there it is KL(unsteered || steered) of the
 next token. Without a context, in clean prompts and in others that leave open what is said
 (`juice.data.memory.open_prompts`), what the likeliest token loses of its lead counts, too, up to
-LEAD nats: at a near tie a small divergence is another answer. Batches stay as they are, so that a
-clean run that two runs need is kept for later steps, while there is room.
+LEAD nats: at a near tie a small divergence is another answer. Nor should anything change behind the
+right answer: the model should say what it would, and end where it would (`Task.replies`). Batches
+stay as they are, so that a clean run that two runs need is kept for later steps, while there is
+room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
+from typing import TypeVar
 
 import torch
 
@@ -36,13 +39,14 @@ from juice.identification.task import Task
 from juice.model.loaded import LoadedModel
 
 # Prompts of a kind in a step, beside a piece of text.
-N_CONFLICTS, N_PROTECTED, N_OPEN = 6, 6, 32
+N_CONFLICTS, N_PROTECTED, N_OPEN, N_REPLIES = 6, 6, 32, 6
 N_PROTECTED_KINDS = 2  # in a step
 LEFT_ALONE = ("clean", "irrelevant")  # no context bears on the question
 PROTECTED_WEIGHT = 1.0  # of all protected prompts, beside 1 for the conflicts
-OPEN_SHARE = 0.2  # of the weight of divergence: of prompts that leave open what is said
+SHARE_BESIDE = 0.2  # of the weight of divergence: of what leaves open what is said, and of replies
 LEAD, LEAD_WEIGHT = 2.0, 2.0  # nats, of the likeliest token over the next
 
+Prompt = TypeVar("Prompt")
 LeftAlone = tuple[tuple[int, ...], None]  # the tokens of a prompt, without a right answer
 
 
@@ -117,16 +121,31 @@ class Step:
     """The batches of a step, each with its weight.
 
     Text has the weight of divergence, which is the caller's, and prompts that leave open what is
-    said a share of it.
+    said, and replies, a share of it. Text and replies are run in this step alone.
     """
 
     asked: list[tuple[Batch, float]]
-    left_open: Batch | None
     text: Batch
+    left_open: Batch | None = None
+    replies: Batch | None = None
 
 
 def _left_alone(asked: Sequence[Asked]) -> list[LeftAlone]:
     return [(ids, None) for ids, _ in asked]
+
+
+def _together(
+    every: Sequence[Prompt], n: int, length_of: Callable[[Prompt], int]
+) -> list[list[Prompt]]:
+    """Return prompts by batch: at most n of like lengths, which need little padding."""
+    chunks: list[list[Prompt]] = []
+    for one in sorted(every, key=length_of):
+        has_room = chunks and (len(chunks[-1]) + 1) * length_of(one) <= MAX_TOKENS
+        if has_room and len(chunks[-1]) < n:
+            chunks[-1].append(one)
+        else:
+            chunks.append([one])
+    return chunks
 
 
 class Lessons:
@@ -147,22 +166,15 @@ class Lessons:
         ]
         left_open: list[LeftAlone] = [(ids, None) for ids in task.left_open()]
         self._open = self._batches(left_open, N_OPEN, rng, lead=True)
+        self._replies = _together(task.replies(), N_REPLIES, lambda one: len(one.ids))
         self._pieces = ordinary_pieces(model).learned_from
         self._room = MOST_KEPT
 
     def _batches(
         self, asked: Sequence[Asked | LeftAlone], n: int, rng: Random, *, lead: bool = False
     ) -> list[Batch]:
-        # Prompts of like lengths need little padding.
-        chunks: list[list[Asked | LeftAlone]] = []
-        for one in sorted(rng.sample(asked, len(asked)), key=lambda one: len(one[0])):
-            has_room = chunks and (len(chunks[-1]) + 1) * len(one[0]) <= MAX_TOKENS
-            if has_room and len(chunks[-1]) < n:
-                chunks[-1].append(one)
-            else:
-                chunks.append([one])
         batches = []
-        for some in chunks:
+        for some in _together(rng.sample(asked, len(asked)), n, lambda one: len(one[0])):
             answers = [token for _, token in some if token is not None]
             prompts = [ids for ids, _ in some]
             batch = Batch(self._loaded, prompts, answers or None, self._method, lead=lead)
@@ -177,9 +189,15 @@ class Lessons:
             asked += [(rng.choice(kind), PROTECTED_WEIGHT / len(kinds)) for kind in kinds]
             left_open = rng.choice(self._open) if self._open else None
             piece = rng.choice(self._pieces)
-            read_at = [some_places(piece, rng)]
-            text = Batch(self._loaded, [piece], None, self._method, read_at=read_at)
-            yield Step(asked, left_open, text)
+            text = self._text([piece], [some_places(piece, rng)])
+            replies = None
+            if self._replies:
+                some = rng.choice(self._replies)
+                replies = self._text([one.ids for one in some], [one.some(rng) for one in some])
+            yield Step(asked, text, left_open, replies)
+
+    def _text(self, pieces: Sequence[tuple[int, ...]], places: Sequence[Sequence[int]]) -> Batch:
+        return Batch(self._loaded, pieces, None, self._method, read_at=places)
 
     def slope(self, step: Step, coefficients: torch.Tensor, weight: float) -> torch.Tensor:
         """Return the derivatives of what is minimised, float32 [n_layers, n_heads]."""
@@ -188,12 +206,12 @@ class Lessons:
         table = coefficients.to(loaded.device, copy=True).requires_grad_()
         with differentiable(loaded), loaded.turn:
             batches = [*step.asked, (step.text, weight)]
-            if step.left_open is not None:
-                batches.append((step.left_open, OPEN_SHARE * weight))
+            for beside in (step.left_open, step.replies):
+                batches += [(beside, SHARE_BESIDE * weight)] if beside is not None else []
             for batch, share in batches:
                 with batch.value(table) as value:
                     backward(loaded, value * (share * scale))
-                if batch is not step.text:
+                if batch not in (step.text, step.replies):
                     self._keep(batch)
         assert table.grad is not None
         return table.grad.cpu() / scale

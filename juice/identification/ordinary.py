@@ -121,33 +121,55 @@ class OrdinaryText:
         self, steerings: Sequence[Steering], progress: Progress, description: str
     ) -> list[Harm]:
         """Return the harm of each way of steering."""
-        device = self._loaded.device
-        ways = [(table_of(self._loaded, one).to(device), method_of(one)) for one in steerings]
-        is_added = any(method == "juice" and table.any() for table, method in ways)
-        totals = torch.zeros(len(ways), 2, dtype=torch.float64)  # divergence, surprise
-        n_read = n_followed = 0
-        with torch.inference_mode(), progress(description, len(self._readings)) as advance:
-            for reading in self._readings:
-                with self._loaded.turn:
-                    clean, (targets, follows) = reading.clean(is_added), reading.next_tokens
-                    for i, (table, method) in enumerate(ways):
-                        with reading.run.steered(table, method):
-                            steered = reading.run.logits().log_softmax(-1)
-                        of_targets = [logp.gather(1, targets[:, None]) for logp in (clean, steered)]
-                        surprise = (of_targets[0] - of_targets[1])[:, 0][follows]
-                        totals[i, 0] += float(divergence(clean, steered).sum())
-                        totals[i, 1] += float(surprise.sum())
-                    if not self._keeps:
-                        reading.forget()
-                n_read += len(targets)
-                n_followed += int(follows.sum())
-                advance(1)
+        totals = torch.zeros(len(steerings), 2, dtype=torch.float64)  # divergence, surprise
+
+        def add(i: int, reading: _Reading, clean: torch.Tensor, steered: torch.Tensor) -> None:
+            targets, follows = reading.next_tokens
+            of_targets = [logp.gather(1, targets[:, None]) for logp in (clean, steered)]
+            surprise = (of_targets[0] - of_targets[1])[:, 0][follows]
+            totals[i, 0] += float(divergence(clean, steered).sum())
+            totals[i, 1] += float(surprise.sum())
+
+        self._read(steerings, add, progress, description)
+        n_read = sum(reading.n_places for reading in self._readings)
+        n_followed = sum(int(reading.next_tokens[1].sum()) for reading in self._readings)
         means = totals / torch.tensor([max(1, n_read), max(1, n_followed)])
         means = means.nan_to_num(nan=MOST_NATS).clamp(max=MOST_NATS)
         return [
             Harm(divergence=max(0.0, nats), perplexity=math.exp(surprise))
             for nats, surprise in means.tolist()
         ]
+
+    def kept(
+        self, steerings: Sequence[Steering], progress: Progress, description: str
+    ) -> list[list[float]]:
+        """Return 1 for each place whose likeliest token stays under a way of steering, else 0."""
+        found: list[list[float]] = [[] for _ in steerings]
+
+        def add(i: int, _: _Reading, clean: torch.Tensor, steered: torch.Tensor) -> None:
+            found[i] += (clean.argmax(-1) == steered.argmax(-1)).float().tolist()
+
+        self._read(steerings, add, progress, description)
+        return found
+
+    def _read(
+        self, steerings: Sequence[Steering], add: _Add, progress: Progress, description: str
+    ) -> None:
+        """Read every piece under each way of steering, and add what is read."""
+        device = self._loaded.device
+        ways = [(table_of(self._loaded, one).to(device), method_of(one)) for one in steerings]
+        is_added = any(method == "juice" and table.any() for table, method in ways)
+        with torch.inference_mode(), progress(description, len(self._readings)) as advance:
+            for reading in self._readings:
+                with self._loaded.turn:
+                    clean = reading.clean(is_added)
+                    for i, (table, method) in enumerate(ways):
+                        with reading.run.steered(table, method):
+                            steered = reading.run.logits().log_softmax(-1)
+                        add(i, reading, clean, steered)
+                    if not self._keeps:
+                        reading.forget()
+                advance(1)
 
 
 class _Reading:
@@ -172,6 +194,10 @@ class _Reading:
     def forget(self) -> None:
         self._clean = None
         self.run.forget()
+
+
+# Adds a way's log-probabilities, unsteered and steered, float32 [places, vocabulary], to a result.
+_Add = Callable[[int, _Reading, torch.Tensor, torch.Tensor], None]
 
 
 def responses(

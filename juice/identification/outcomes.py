@@ -132,10 +132,7 @@ def answer(
 
 
 class Trials(Generic[Choice]):
-    """The answers to examples under several ways of steering, each a choice, made in one go.
-
-    Prompts that leave open what is said are asked for a choice when `kept` first needs it.
-    """
+    """The answers to examples under several ways of steering, each a choice, made in one go."""
 
     def __init__(
         self,
@@ -145,10 +142,7 @@ class Trials(Generic[Choice]):
         steerings: Mapping[Choice, Steering],
         description: str,
         progress: Progress,
-        left_open: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        self._model, self._steerings, self._progress = model, steerings, progress
-        self._left_open, self._said = left_open, dict[Choice, list[tuple[int, ...]]]()
         self._examples = examples
         self._target: Target = target
         judged = judged_types(target, examples, any)
@@ -198,22 +192,6 @@ class Trials(Generic[Choice]):
             return fmean(self._examples[i].is_right(text, self._target) for text in texts)
 
         return [share(i, choice) - share(i, base) for i in range(len(self._examples))]
-
-    def kept(self, choice: Choice, base: Choice) -> list[float]:
-        """Return 1 for each prompt left open whose next token is as with another choice, else 0."""
-        return [float(a == b) for a, b in zip(*map(self._answered, (choice, base)), strict=True)]
-
-    def _answered(self, choice: Choice) -> list[tuple[int, ...]]:
-        """Return the next token of each prompt that leaves open what is said, if it goes on."""
-        if choice not in self._said:
-            model, steering = self._model, self._steerings[choice]
-            asked = [model.request(ids, max_tokens=1) for ids in self._left_open]
-            requests = [request.with_steering(steering) for request in asked]
-            done = model.engine.generate(
-                requests, progress=self._progress, description="asking what is left open"
-            )
-            self._said[choice] = [tuple(token.id for token in one.tokens) for one in done]
-        return self._said[choice]
 
 
 def outcome(examples: Sequence[ConflictExample], answers: Answers, target: Target) -> Outcome:

@@ -13,22 +13,27 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from random import Random
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from juice.data.example import ConflictExample, examples_sha256, fact_keys, judged_types
 from juice.data.memory import open_prompts
+from juice.data.passages import followed
 from juice.errors import ExampleError, OutputError
 from juice.files import write_lines
-from juice.formula import ConflictType, Method, Target
+from juice.formula import CONFLICTS, ConflictType, Method, Target
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Identification, Methods
 from juice.head_set.scores import HeadScores
-from juice.identification.examples import usable_validation
+from juice.identification.examples import taking_turns, usable_validation
 from juice.identification.options import IdentificationOptions
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 from juice.version import versions
+
+# Tokens after an answer, those of which what is said next is read, and examples.
+N_SAID, N_READ, MOST_REPLIES = 40, 20, 72
 
 
 class Unfinished:
@@ -90,6 +95,30 @@ class UnfinishedFile(Unfinished):
             self._path.unlink()
 
 
+class Reply(NamedTuple):
+    """An answer to a prompt, and what the unsteered model says next.
+
+    Args:
+        ids: The tokens from the prompt on, but for the last that is said.
+        n_said: How many tokens the model says, with the last.
+        ends: Whether that one ends the reply.
+    """
+
+    ids: tuple[int, ...]
+    n_said: int
+    ends: bool
+
+    @property
+    def places(self) -> range:
+        """The positions after each of which the model says a token."""
+        return range(len(self.ids) - self.n_said, len(self.ids))
+
+    def some(self, rng: Random) -> list[int]:
+        """Return N_READ of these positions, the last one among them, or all of fewer."""
+        *others, last = self.places
+        return [*rng.sample(others, min(N_READ - 1, len(others))), last]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A head set that is to be found, or tuned.
@@ -139,6 +168,40 @@ class Task:
         made = open_prompts(is_chat=form.sha256 is not None, seed=seed, held_out=held_out)
         every = (form.tokens(one.prompt, one.opening) for one in made)
         return [ids for ids in every if self.model.fits(ids, max_tokens=1)]
+
+    def replies(self, *, held_out: bool = False) -> list[Reply]:
+        """Return what follows the target's answer to a conflict of each example, types in turn.
+
+        The model says it unsteered. There is none if clean prompts may break. `held_out` takes the
+        validation examples, to measure on.
+        """
+        if "clean" not in self.options.protect:
+            return []
+        key = f"what follows {self.target} answers{', held out' if held_out else ''}"
+        if (kept := self.unfinished.get(key)) is None:
+            model, examples = self.model, self.held_out if held_out else self.examples
+            asked = (
+                model.prompts.joined(
+                    e.prompts[t], followed(e.opening, e.answer(self.target)).lstrip()
+                )[0]
+                for e in taking_turns(examples[:MOST_REPLIES], self.target)
+                for t in CONFLICTS
+                if t in e.prompts
+            )
+            requests = [
+                model.request(ids, max_tokens=N_SAID)
+                for ids in asked
+                if model.fits(ids, max_tokens=N_SAID)
+            ]
+            done = model.engine.generate(
+                requests, progress=self.progress, description=f"asking {key}"
+            )
+            kept = [
+                (one.prompt_ids + said.token_ids[:-1], len(said.tokens), said.finish_reason)
+                for one, said in zip(requests, done, strict=True)
+            ]
+            self.unfinished.put(key, kept)
+        return [Reply(tuple(ids), n_said, why == "stop") for ids, n_said, why in kept]
 
     @cached_property
     def held_out(self) -> list[ConflictExample]:

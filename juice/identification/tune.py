@@ -174,14 +174,14 @@ def choose(task: Task, candidates: Sequence[HeadSet], method: Method = "juice") 
         method,
         task.progress,
         [*pairs, UNSTEERED],
-        task.left_open(held_out=True),
     )
     best = best_betas(trials, pairs)
+    kept = kept_open(task, {best: steering(model, chosen, best, method)})
     if chosen.model.fingerprint is None:
         # Betas are tuned on these weights, so the set belongs to them from now on.
         chosen = chosen.model_copy(update={"model": model.description.identity})
     tuned = chosen.with_betas(method, Betas(plus=best[0], minus=best[1]))
-    return measured(task, tuned, trials, UNSTEERED, {method: best})
+    return measured(task, tuned, trials, UNSTEERED, {method: best}, kept)
 
 
 def measured(
@@ -190,11 +190,12 @@ def measured(
     trials: Trials[Choice],
     base: Choice,
     best: Mapping[Method, Choice],
+    kept: Mapping[Choice, Sequence[float]],
     lines: Mapping[Method, Line] | None = None,
 ) -> HeadSet:
     """Return a head set with what each method's choice among trials did, its gate, and its harm.
 
-    `lines` are those that coefficients were chosen from.
+    `kept` is what `kept_open` returned, and `lines` are those that coefficients were chosen from.
     """
     model, options = task.model, task.options
 
@@ -205,10 +206,11 @@ def measured(
         model, head_set, tuple(best), task.held_out, options.protect, task.progress, known
     )
     harms = harm_of(model, head_set, tuple(best), task.progress)
+    ended = kept_ends(task, head_set, tuple(best))
     for method, choice in best.items():
         line = (lines or {}).get(method, Line((), options.allowed))
         gains, gate = trials.gains(choice, base), gates[method]
-        kept = trials.kept(choice, base)
+        effects = {"open": kept[choice], "ends": ended[method]}
         found = Validation(
             n_examples=len(gains),
             accuracy=dict(trials.outcome(choice).accuracy),
@@ -216,7 +218,8 @@ def measured(
             gain=fmean(gains),
             gain_interval=difference_interval(gains),
             by_relation=_by_relation(task.held_out, gains),
-            side_effects=gate.side_effects | ({"open": (1.0, fmean(kept))} if kept else {}),
+            side_effects=gate.side_effects
+            | {kind: (1.0, fmean(values)) for kind, values in effects.items() if values},
             harm=harms[method],
             line=line.points,
             allowed=line.allowed,
@@ -224,6 +227,26 @@ def measured(
         metrics = {f"validation_{method}": found.model_dump(mode="json")}
         head_set = head_set.with_metrics(metrics).with_gate(method, gate.gate)
     return head_set
+
+
+def kept_open(task: Task, steerings: Mapping[Choice, Steering]) -> dict[Choice, list[float]]:
+    """Return 1 for each prompt that leaves open what is said whose next token stays, else 0."""
+    text = OrdinaryText(task.model.loaded, task.left_open(held_out=True), its_end)
+    found = text.kept([*steerings.values()], task.progress, "asking what is left open")
+    return dict(zip(steerings, found, strict=True))
+
+
+def kept_ends(
+    task: Task, head_set: HeadSet, methods: Sequence[Method]
+) -> dict[Method, list[float]]:
+    """Return 1 for each reply that ends where it does without steering, else 0."""
+    ending = [reply.ids for reply in task.replies(held_out=True) if reply.ends]
+    steers = [Steer(target=head_set.target, head_set=head_set, method=m) for m in methods]
+    text = OrdinaryText(task.model.loaded, ending, its_end)
+    found = text.kept(
+        [*map(task.model.resolve, steers)], task.progress, "reading where replies end"
+    )
+    return dict(zip(methods, found, strict=True))
 
 
 def _by_relation(
@@ -455,12 +478,11 @@ def try_betas(
     method: Method,
     progress: Progress,
     pairs: Sequence[Pair],
-    left_open: Sequence[tuple[int, ...]] = (),
 ) -> Trials[Pair]:
     """Steer the examples with several pairs of betas of a method."""
     tried = {pair: steering(model, head_set, pair, method) for pair in pairs}
     description = f"tuning {head_set.name} betas"
-    return Trials(model, examples, head_set.target, tried, description, progress, left_open)
+    return Trials(model, examples, head_set.target, tried, description, progress)
 
 
 def steering(model: SteeredModel, head_set: HeadSet, pair: Pair, method: Method) -> Steering:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,22 @@ GOOD = {"plus": [(1, 2), (2, 0)], "beta_plus": 6.0}
 IDLE = {"plus": [(0, 0)], "beta_plus": 1e-4}
 N_FACTS, N_TOKENS = 6, 15
 # A random model gains little, so that little is asked of it.
+PROMPTS = [f"Fact {i} is" for i in range(8)]
 FREE = {"n_examples": 4, "protect": (), "penalty": 0.0}
 
 
 @pytest.fixture(scope="module")
 def model() -> juice.SteeredModel:
+    return model_of_letters()
+
+
+def model_of_letters(ends: Sequence[int] = (0,)) -> juice.SteeredModel:
     """Return a random model that says letters alone, so that an answer has a token for each."""
     network, tokenizer = tiny.tiny_model("llama"), tiny.tiny_tokenizer()
     words = [tokenizer.decode([token]).strip() for token in range(len(network.lm_head.weight))]
     with torch.no_grad():
         network.lm_head.weight[[not (word.isascii() and word.isalpha()) for word in words]] = 0
+    network.generation_config.eos_token_id = [*ends]
     return juice.load(network, tokenizer=tokenizer)
 
 
@@ -179,6 +186,35 @@ def test_of_ways_that_win_alike_the_one_that_breaks_less_is_kept(
         effects = found.validation(one.method).side_effects
         share = sum(kept) / len(kept)
         assert effects == ({"open": pytest.approx((1.0, share))} if protect else {})
+
+
+def test_it_is_measured_whether_replies_still_end_where_they_did(
+    model: juice.SteeredModel,
+) -> None:
+    """Kills: the other answer, a place before or behind the end, replies that do not end."""
+    said = Counter(t.id for done in model.generate(PROMPTS, max_tokens=20) for t in done.tokens)
+    model = model_of_letters([token for token, _ in said.most_common()[1::3]])
+    ways = [way(model, "june", **GOOD), way(model, "juice", **IDLE)]
+    task = task_of(model, ways[0])
+    facts, how = task.validation * 4, task.options.but(protect=("clean",))
+    found = decided(replace(task, validation=facts, options=how), ways)
+    asked = [f"{e.prompts[t]} {e.answer('context')}" for e, t in zip(facts, cycle(CONFLICTS))]
+    replies = [
+        (model.tokenize(prompt), done)
+        for prompt, done in zip(asked, model.generate(asked, max_tokens=40), strict=True)
+    ]
+    ended = [(ids, done.token_ids) for ids, done in replies if done.finish_reason == "stop"]
+    assert len(replies) / 4 < len(ended) < len(replies)
+    shares = dict[str, float]()
+    for one in ways:
+        steer = juice.Steer(target="context", head_set=one.head_set, method=one.method)
+        whole = [(*ids, *new[:-1]) for ids, new in ended]
+        last = model.generate(whole, steer=steer, max_tokens=1)
+        kept = [done.token_ids == new[-1:] for done, (_, new) in zip(last, ended, strict=True)]
+        shares[one.method] = sum(kept) / len(kept)
+        effect = found.validation(one.method).side_effects["ends"]
+        assert effect == pytest.approx((1.0, shares[one.method]))
+    assert shares["june"] < shares["juice"] == 1
 
 
 @pytest.mark.filterwarnings("ignore:nothing keeps steering toward context from breaking clean")

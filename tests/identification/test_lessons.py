@@ -106,9 +106,8 @@ def differences(made: Lessons, step: Step, at: torch.Tensor) -> torch.Tensor:
     def total(table: torch.Tensor) -> float:
         with torch.no_grad():
             answered = sum(share * value_of(batch, table) for batch, share in step.asked)
-            unmoved = value_of(step.text, table)
-            if step.left_open is not None:
-                unmoved += lessons.OPEN_SHARE * value_of(step.left_open, table)
+            beside = [value_of(b, table) for b in (step.left_open, step.replies) if b is not None]
+            unmoved = value_of(step.text, table) + lessons.SHARE_BESIDE * sum(beside)
             return answered + WEIGHT * unmoved
 
     found = torch.zeros_like(at)
@@ -194,7 +193,7 @@ def test_a_step_asks_for_the_targets_answers_and_for_those_that_steering_endange
         assert [share for _, share in step.asked] == [1 / len(CONFLICTS)] * len(CONFLICTS)
         assert all(set(batch.answers.tolist()) == right for batch, _ in step.asked)
         assert step.text.answers is None
-        assert step.left_open is None
+        assert step.left_open is step.replies is None
     told = {model.first_token(e.prompts["clean"], e.answer("context")) for e in examples()}
     for step in islice(lessons_of(model, protect=("unknown",)).steps(Random(0)), 3):
         *conflicts, (protected, share) = step.asked
@@ -207,7 +206,8 @@ def test_a_step_asks_for_the_targets_answers_and_for_those_that_steering_endange
         assert its_share + another == lessons.PROTECTED_WEIGHT
         assert sorted(batch.answers is None for batch in (one, other)) == [False, True]
         assert step.left_open is not None
-        assert step.left_open.answers is None
+        assert step.replies is not None
+        assert step.left_open.answers is step.replies.answers is None
 
 
 def test_a_long_piece_of_text_counts_at_some_of_its_places(
@@ -245,6 +245,47 @@ def test_prompts_that_leave_open_what_is_said_are_left_alone_with_clean_ones(
     assert not asked & expected
     lessons_of(model, protect=("clean",), seed=5)
     assert asked > expected
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_what_follows_the_right_answer_is_left_alone_at_every_token(
+    template: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: the other answer, another seed's tokens, a place too early or late, a lost end."""
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    if template is not None:
+        model = model.with_chat_template(template)
+    expected = dict[tuple[int, ...], list[int]]()
+    for example in examples():
+        for kind in CONFLICTS:
+            answer = example.answer("parametric")
+            asked = (
+                model.tokenize(f"{example.prompts[kind]} {answer}")
+                if template is None
+                else model.tokenize(example.prompts[kind], opening=answer)
+            )
+            (said,) = model.generate([asked], max_tokens=40)
+            whole = asked + said.token_ids
+            expected[whole[:-1]] = list(range(len(asked) - 1, len(whole) - 1))
+    read: list[tuple[tuple[int, ...], list[int]]] = []
+
+    def noted(loaded: object, prompts: list[tuple[int, ...]], read_at: Any = None) -> object:
+        if read_at is not None:
+            read.extend(zip(prompts, map(list, read_at), strict=True))
+        return attribution.DualRun(loaded, prompts, read_at)
+
+    monkeypatch.setattr(lessons, "DualRun", noted)
+    for _ in islice(lessons_of(model, protect=("true", "irrelevant")).steps(Random(0)), 3):
+        pass
+    assert not expected.keys() & {ids for ids, _ in read}
+    for _ in islice(lessons_of(model, protect=("clean",)).steps(Random(0)), 40):
+        pass
+    places = {ids: {at for one, some in read if one == ids for at in some} for ids in expected}
+    assert places == {ids: set(every) for ids, every in expected.items()}
+    for ids, some in read:
+        if ids in expected:
+            assert len(some) == len(set(some)) == min(20, len(expected[ids]))
+            assert expected[ids][-1] in some
 
 
 def test_long_prompts_run_together_as_far_as_there_is_room(
@@ -285,7 +326,7 @@ def test_clean_runs_are_kept_while_there_is_room_and_no_run_is_dropped_again(
 
     def n_forwards() -> int:
         text = Batch(loaded, [PROMPTS[0]], None, "juice", read_at=[range(3)])
-        step = Step([(first, 1.0), (second, 1.0)], None, text)
+        step = Step([(first, 1.0), (second, 1.0)], text)
         forwards.clear()
         learned_from.slope(step, table_of(model, 1), WEIGHT)
         return len(forwards)
