@@ -232,7 +232,7 @@ def measured(
 def kept_open(task: Task, steerings: Mapping[Choice, Steering]) -> dict[Choice, list[float]]:
     """Return 1 for each prompt that leaves open what is said whose next token stays, else 0."""
     text = OrdinaryText(task.model.loaded, task.left_open(held_out=True), its_end)
-    found = text.kept([*steerings.values()], task.progress, "asking what is left open")
+    found = text.kept([*steerings.values()], task.progress, "comparing what is left open")
     return dict(zip(steerings, found, strict=True))
 
 
